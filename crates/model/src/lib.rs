@@ -4,6 +4,7 @@
 
 pub mod event;
 pub mod ids;
+pub mod jobfile;
 pub mod input;
 pub mod offer;
 pub mod outcome;
