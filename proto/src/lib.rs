@@ -9,7 +9,11 @@ pub mod logframe;
 pub use convert::WireError;
 
 /// Generated from `proto/spotq/v1/*.proto`.
-#[expect(clippy::allow_attributes, reason = "generated code is not ours to style")]
+#[expect(
+    clippy::allow_attributes,
+    clippy::large_enum_variant,
+    reason = "generated code is not ours to style"
+)]
 pub mod v1 {
     tonic::include_proto!("spotq.v1");
 }
