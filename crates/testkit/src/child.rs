@@ -113,14 +113,16 @@ impl Server {
         deadline: Duration,
     ) -> Result<Server, TestkitError> {
         // Both files are appended to by every start of this name: only what is new can be the ready line.
-        let seen = [format!("{name}.out"), format!("{name}.err")].map(|file| read_text(&dir.join(file)).len());
+        let seen =
+            [format!("{name}.out"), format!("{name}.err")].map(|file| read_text(&dir.join(file)).len());
         let mut child = Child::start(name, dir, command)?;
         let what = format!("`{ready}` from `{name}`");
         let found = wait_for(
             deadline,
             || {
                 let texts = [child.stdout(), child.stderr()];
-                let line = texts.iter().zip(seen).find_map(|(text, from)| rest_of_line(text.get(from..)?, ready));
+                let line =
+                    texts.iter().zip(seen).find_map(|(text, from)| rest_of_line(text.get(from..)?, ready));
                 match line {
                     Some(line) => Some(Ok(line)),
                     None => child.ended().map(Err),

@@ -117,7 +117,8 @@ mod tests {
 
     #[test]
     fn errors_in_json_and_panics_fail() {
-        let text = "{\"level\":\"ERROR\",\"message\":\"x\"}\nthread 'main' (1) panicked at src/main.rs:1:1:\n";
+        let text =
+            "{\"level\":\"ERROR\",\"message\":\"x\"}\nthread 'main' (1) panicked at src/main.rs:1:1:\n";
         assert_eq!(LogChecker::new().check("log", text).unwrap_err().lines.len(), 2);
     }
 

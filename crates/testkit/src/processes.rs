@@ -89,7 +89,8 @@ fn sweep(wanted: impl Fn(&Path) -> Option<()>) -> Vec<Process> {
 
 fn command_of(dir: &Path) -> String {
     let bytes = std::fs::read(dir.join("cmdline")).unwrap_or_default();
-    let parts: Vec<_> = bytes.split(|b| *b == 0).filter(|p| !p.is_empty()).map(String::from_utf8_lossy).collect();
+    let parts: Vec<_> =
+        bytes.split(|b| *b == 0).filter(|p| !p.is_empty()).map(String::from_utf8_lossy).collect();
     parts.join(" ")
 }
 

@@ -123,7 +123,8 @@ mod tests {
         assert_eq!(spot.quote.on_demand, "0.93".parse().unwrap());
         let dear = offer("gcp/us-central1/us-central1-a/l4/on-demand", "0.70").build();
         assert_eq!(dear.quote.on_demand, dear.quote.price);
-        let set = offer("aws/us-east-1/us-east-1a/t4/spot", "0.31").on_demand("0.30").accelerator("T4", 2).build();
+        let set =
+            offer("aws/us-east-1/us-east-1a/t4/spot", "0.31").on_demand("0.30").accelerator("T4", 2).build();
         assert!(set.quote.on_demand < set.quote.price);
         assert_eq!((set.shape.accelerator.as_deref(), set.shape.accelerator_count), (Some("T4"), 2));
     }

@@ -68,7 +68,10 @@ pub async fn wait_until_async<F: Future<Output = bool>>(
         .map_err(|_| TimedOut { what: what.into(), waited: start.elapsed() })
 }
 
-#[expect(clippy::disallowed_methods, reason = "the one blocking pause: this is the wait that tests use instead")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the one blocking pause: this is the wait that tests use instead"
+)]
 fn pause() {
     std::thread::sleep(POLL);
 }
