@@ -89,15 +89,15 @@ impl SaveDir {
         Ok(Found { state: None, skipped })
     }
 
-    /// Saves `state`, unless its step is the one saved last, then removes all but the newest files.
+    /// Saves `state`, unless that very step is there from the last save, then removes all but the newest files.
     ///
     /// # Errors
     /// The file cannot be written, for example for want of space.
     pub fn save(&mut self, state: &TrainState, data: &Data) -> anyhow::Result<()> {
-        if self.last_step == Some(state.step) {
+        let path = self.path(state.step);
+        if self.last_step == Some(state.step) && path.exists() {
             return Ok(());
         }
-        let path = self.path(state.step);
         let write = |out: &mut dyn Write| state::write_checkpoint(state, data, out);
         match self.style {
             SaveStyle::Rename => replace_file(&path, write),
