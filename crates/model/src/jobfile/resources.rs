@@ -206,7 +206,7 @@ impl Candidate {
                 "cpus" => self.cpus_min = at_least(path, value, "CPUs such as 4 or 4+", &[])?,
                 "memory" => {
                     self.memory_gib_min =
-                        at_least(path, value, "memory in GiB such as 16 or 16+", MEMORY_UNITS)?
+                        at_least(path, value, "memory in GiB such as 16 or 16+", MEMORY_UNITS)?;
                 }
                 "infra" => {
                     self.infra(path, value)?;

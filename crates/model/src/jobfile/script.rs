@@ -23,9 +23,9 @@ enum Form {
     Pair,
 }
 
-struct OptionOf {
+pub(super) struct OptionOf {
     name: &'static str,
-    path: &'static [&'static str],
+    pub(super) path: &'static [&'static str],
     form: Form,
 }
 
@@ -34,7 +34,7 @@ const fn option(name: &'static str, path: &'static [&'static str], form: Form) -
 }
 
 /// Every option and its key in a job file.
-const OPTIONS: &[OptionOf] = &[
+pub(super) const OPTIONS: &[OptionOf] = &[
     option("name", &["name"], Form::One),
     option("workdir", &["workdir"], Form::One),
     option("setup", &["setup"], Form::One),
@@ -274,7 +274,7 @@ fn sbatch_option(
             }
         }
         "gpus" | "gpus-per-node" => {
-            *gpus = Some(SbatchGpus { at: word.at, option: word.text.clone(), value })
+            *gpus = Some(SbatchGpus { at: word.at, option: word.text.clone(), value });
         }
         "gres" => {
             for item in value.split(',') {
@@ -375,12 +375,12 @@ impl Tree {
         if named {
             return Ok(());
         }
-        let (model, count) = gpus.value.rsplit_once(':').unwrap_or_else(|| {
-            let is_count = gpus.value.bytes().all(|b| b.is_ascii_digit());
-            if is_count { ("", gpus.value.as_str()) } else { (gpus.value.as_str(), "1") }
-        });
         // `gpu:4(S:0-1)` binds to sockets, which a node of our own does not need.
-        let count = count.split('(').next().unwrap_or(count);
+        let value = gpus.value.split('(').next().unwrap_or_default();
+        let (model, count) = value.rsplit_once(':').unwrap_or_else(|| {
+            let is_count = value.bytes().all(|b| b.is_ascii_digit());
+            if is_count { ("", value) } else { (value, "1") }
+        });
         if count == "0" {
             return Ok(());
         }

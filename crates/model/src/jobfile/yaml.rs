@@ -308,6 +308,12 @@ fn place(span: &Span) -> Place {
 }
 
 fn syntax(error: &ScanError) -> Fault {
+    let mark = error.marker();
+    let at = Place::new(mark.line(), mark.col() + 1);
+    // The scanner runs ahead of the events and has a limit of its own.
+    if matches!(error.kind(), ErrorKind::RecursionLimitExceeded) {
+        return too_deep(at);
+    }
     let hint = match error.kind() {
         ErrorKind::TabNotAllowed
         | ErrorKind::TabInIndentation
@@ -322,7 +328,5 @@ fn syntax(error: &ScanError) -> Fault {
             "expected lines of `key: value`; put text that holds `: `, `#`, `{` or `[` in quotes or below `key: |`"
         }
     };
-    let mark = error.marker();
-    let at = Place::new(mark.line(), mark.col() + 1);
     Fault::new(FaultKind::Syntax, at, format!("not valid YAML: {}", error.info()), hint)
 }
