@@ -42,9 +42,7 @@ fn refused(parse: impl Fn(&str) -> Result<Parsed, JobFileError>, table: &[(&str,
     }
 }
 
-#[test]
-fn a_full_job_file_is_read_to_the_last_key() {
-    let spec = job(r#"
+const FULL: &str = r#"
 name: nightly ✨
 workdir: src
 setup: pip install -r requirements.txt
@@ -80,7 +78,11 @@ begin: 2027-01-15T10:00:00+01:00
 hold: yes
 outputs: ["out/**", final.bin]
 num_nodes: 1
-"#);
+"#;
+
+#[test]
+fn a_full_job_file_is_read_to_the_last_key() {
+    let spec = job(FULL);
     assert_eq!((spec.name.as_str(), spec.user.as_str()), ("nightly ✨", "ada"));
     assert_eq!(spec.command, Command::Shell { text: "python train.py\necho done\n".into() });
     assert_eq!(spec.setup.as_deref(), Some("pip install -r requirements.txt"));
@@ -426,144 +428,112 @@ fn wrong_keys_are_refused_with_the_nearest() {
     );
 }
 
+const WRONG_VALUES: &[(&str, &[&str])] = &[
+    ("name: x\n", &["job.yaml:1:1: `run` is missing: there is nothing to run"]),
+    ("setup: x\n", &["`run` is missing: `setup` alone is no job"]),
+    ("run: ''\n", &["job.yaml:1:6: `run` is empty"]),
+    ("run:\n", &["`run` is missing"]),
+    ("run: [a, b]\n", &["job.yaml:1:6: `run`: expected a command, found a list", "write `run: |`"]),
+    ("run: \"a\\0b\"\n", &["`run`: the text holds a NUL character"]),
+    ("run: x\nname: [a]\n", &["job.yaml:2:7: `name`: expected text, found a list"]),
+    ("run: x\nname: ''\n", &["`name` is empty"]),
+    ("run: x\nname: \"a\\nb\"\n", &["job.yaml:2:7: `name` holds the control character \\n: `a\\nb`"]),
+    ("run: x\nname: \"a\\e[31mb\"\n", &["`name` holds the control character \\u{1b}"]),
+    ("run: x\nworkdir: s3://b/c\n", &["job.yaml:2:10: `workdir`: expected a directory, not a URL"]),
+    ("run: x\nworkdir: {url: u}\n", &["`workdir` from a git repository is not supported"]),
+    (
+        "run: x\nenvs: [A=1]\n",
+        &["job.yaml:2:7: `envs`: expected keys of the form `NAME: value`, found a list"],
+    ),
+    ("run: x\nenvs: {1A: x}\n", &["job.yaml:2:8: `1A` is not the name of a variable"]),
+    ("run: x\nenvs: {A-B: x}\n", &["`A-B` is not the name of a variable"]),
+    ("run: x\nenvs: {SPOTQ_X: x}\n", &["job.yaml:2:8: the variable `SPOTQ_X` is reserved"]),
+    ("run: x\nenvs:\n  A:\n", &["`envs.A` has no value", "write `A: \"\"`"]),
+    ("run: x\nenvs:\n  A: {b: c}\n", &["job.yaml:3:6: `envs.A`: expected text", "found a group of keys"]),
+    (
+        "run: x\npolicy: spotfirst\n",
+        &["job.yaml:2:9: `policy`: expected spot-first", "did you mean `spot-first`?"],
+    ),
+    (
+        "run: x\nbudget: lots\n",
+        &["job.yaml:2:9: `budget`: expected an amount of US dollars above zero", "found `lots`"],
+    ),
+    ("run: x\nbudget: 0\n", &["`budget`: expected an amount"]),
+    ("run: x\nbudget: -5\n", &["`budget`: expected an amount"]),
+    ("run: x\nbudget: 1e3\n", &["`budget`: expected an amount"]),
+    ("run: x\ntime_limit: soon\n", &["job.yaml:2:13: `time_limit`: expected a length of time such as 30s"]),
+    ("run: x\ntime_limit: 0s\n", &["`time_limit`: expected a length of time above zero"]),
+    ("run: x\npriority: high\n", &["job.yaml:2:11: `priority`: expected a whole number from"]),
+    ("run: x\npriority: 99999999999\n", &["`priority`: expected a whole number from"]),
+    ("run: x\nbegin: tomorrow\n", &["job.yaml:2:8: `begin`: expected a moment such as", "found `tomorrow`"]),
+    ("run: x\nbegin: 2027-01-31T18:00:00\n", &["`begin`: expected a moment such as 2027-01-31T18:00:00Z"]),
+    ("run: x\nhold: maybe\n", &["job.yaml:2:7: `hold`: expected true or false, found `maybe`"]),
+    ("run: x\noutputs: [/etc/passwd]\n", &["job.yaml:2:11: `outputs`: expected a path below its directory"]),
+    ("run: x\noutputs: [a/../../b]\n", &["`outputs`: expected a path below its directory"]),
+    ("run: x\noutputs: {a: b}\n", &["`outputs`: expected a list"]),
+    ("run: x\ntags: x\n", &["`tags`: expected keys of the form `name: value`"]),
+    (
+        "run: x\ncheckpoint: ckpt\n",
+        &["job.yaml:2:13: `checkpoint`: expected keys such as `dir`", "found `ckpt`", "below `checkpoint:`"],
+    ),
+    (
+        "run: x\ncheckpoint: {signal: KILL}\n",
+        &["job.yaml:2:22: `checkpoint.signal`: expected a signal: USR1", "found `KILL`"],
+    ),
+    ("run: x\ncheckpoint: {signal_target: boss}\n", &["expected ranks, launcher or all, found `boss`"]),
+    ("run: x\ncheckpoint: {profile: magic}\n", &["expected generic, rename or orbax"]),
+    (
+        "run: x\ncheckpoint: {keep: 0}\n",
+        &["`checkpoint.keep`: expected a whole number from 1 to 1000, found `0`"],
+    ),
+    ("run: x\ncheckpoint: {keep: 1.5}\n", &["found `1.5`"]),
+    ("run: x\ncheckpoint: {grace: 25h}\n", &["`checkpoint.grace`: expected at most 24h"]),
+    ("run: x\ncheckpoint: {dir: 's3://b'}\n", &["`checkpoint.dir`: expected a directory, not a URL"]),
+    ("run: x\nretry: 3\n", &["job.yaml:2:8: `retry`: expected keys such as `preemptions`", "found `3`"]),
+    ("run: x\nretry: {failures: -1}\n", &["`retry.failures`: expected a whole number from 0"]),
+    (
+        "run: x\nretry: {failures: 1, exit_codes: [0]}\n",
+        &["job.yaml:2:35: `retry.exit_codes`: expected a whole number from 1 to 255"],
+    ),
+    ("run: x\nretry: {exit_codes: [7]}\n", &["`retry.exit_codes` has no effect without `retry.failures`"]),
+    ("run: x\nresources: A100\n", &["`resources`: expected keys such as `accelerators`"]),
+    (
+        "run: x\nresources:\n  accelerators: A100:0\n",
+        &["job.yaml:3:17: `resources.accelerators`: expected NAME or NAME:COUNT", "A100:0"],
+    ),
+    ("run: x\nresources: {accelerators: 'A100:0.5'}\n", &["with a whole count from 1 to 1024"]),
+    ("run: x\nresources: {accelerators: '💥'}\n", &["`💥` is not the name of an accelerator"]),
+    (
+        "run: x\nresources: {cpus: four}\n",
+        &["job.yaml:2:19: `resources.cpus`: expected CPUs such as 4 or 4+, found `four`"],
+    ),
+    ("run: x\nresources: {memory: 16XB}\n", &["`resources.memory`: expected memory in GiB", "`16XB`"]),
+    ("run: x\nresources: {memory: -1}\n", &["`resources.memory`: expected memory"]),
+    (
+        "run: x\nresources: {cloud: awz}\n",
+        &["`resources.cloud`: expected aws, gcp or azure, found `awz`", "did you mean `aws`?"],
+    ),
+    (
+        "run: x\nresources: {infra: aws/a/b/c}\n",
+        &["`resources.infra`: expected cloud, cloud/region or cloud/region/zone"],
+    ),
+    ("run: x\nresources: {infra: aws//b}\n", &["`resources.infra`: expected cloud"]),
+    ("run: x\nresources: {infra: aws, region: r}\n", &["`resources` has both `infra` and `cloud`"]),
+    ("run: x\nresources: {region: 'a b'}\n", &["`resources.region`: expected a name of letters"]),
+    ("run: x\nresources: {use_spot: 2}\n", &["`resources.use_spot`: expected true or false"]),
+    ("run: x\nresources: {any_of: {}}\n", &["`resources.any_of`: expected a list of candidates"]),
+    ("run: x\nresources: {any_of: []}\n", &["`resources.any_of` has 0 candidates"]),
+    (
+        "run: x\nresources: {any_of: [A100]}\n",
+        &["job.yaml:2:22: `resources.any_of`: expected keys", "found `A100`"],
+    ),
+    ("run: x\nresources: {any_of: [{}], ordered: [{}]}\n", &["has both `any_of` and `ordered`"]),
+    ("run: x\nnum_nodes: none\n", &["`num_nodes`: expected a whole number"]),
+];
+
 #[test]
 fn wrong_values_are_refused_with_what_was_expected() {
-    refused(
-        yaml,
-        &[
-            ("name: x\n", &["job.yaml:1:1: `run` is missing: there is nothing to run"]),
-            ("setup: x\n", &["`run` is missing: `setup` alone is no job"]),
-            ("run: ''\n", &["job.yaml:1:6: `run` is empty"]),
-            ("run:\n", &["`run` is missing"]),
-            ("run: [a, b]\n", &["job.yaml:1:6: `run`: expected a command, found a list", "write `run: |`"]),
-            ("run: \"a\\0b\"\n", &["`run`: the text holds a NUL character"]),
-            ("run: x\nname: [a]\n", &["job.yaml:2:7: `name`: expected text, found a list"]),
-            ("run: x\nname: ''\n", &["`name` is empty"]),
-            ("run: x\nname: \"a\\nb\"\n", &["job.yaml:2:7: `name` holds the control character \\n: `a\\nb`"]),
-            ("run: x\nname: \"a\\e[31mb\"\n", &["`name` holds the control character \\u{1b}"]),
-            ("run: x\nworkdir: s3://b/c\n", &["job.yaml:2:10: `workdir`: expected a directory, not a URL"]),
-            ("run: x\nworkdir: {url: u}\n", &["`workdir` from a git repository is not supported"]),
-            (
-                "run: x\nenvs: [A=1]\n",
-                &["job.yaml:2:7: `envs`: expected keys of the form `NAME: value`, found a list"],
-            ),
-            ("run: x\nenvs: {1A: x}\n", &["job.yaml:2:8: `1A` is not the name of a variable"]),
-            ("run: x\nenvs: {A-B: x}\n", &["`A-B` is not the name of a variable"]),
-            ("run: x\nenvs: {SPOTQ_X: x}\n", &["job.yaml:2:8: the variable `SPOTQ_X` is reserved"]),
-            ("run: x\nenvs:\n  A:\n", &["`envs.A` has no value", "write `A: \"\"`"]),
-            (
-                "run: x\nenvs:\n  A: {b: c}\n",
-                &["job.yaml:3:6: `envs.A`: expected text", "found a group of keys"],
-            ),
-            (
-                "run: x\npolicy: spotfirst\n",
-                &["job.yaml:2:9: `policy`: expected spot-first", "did you mean `spot-first`?"],
-            ),
-            (
-                "run: x\nbudget: lots\n",
-                &["job.yaml:2:9: `budget`: expected an amount of US dollars above zero", "found `lots`"],
-            ),
-            ("run: x\nbudget: 0\n", &["`budget`: expected an amount"]),
-            ("run: x\nbudget: -5\n", &["`budget`: expected an amount"]),
-            ("run: x\nbudget: 1e3\n", &["`budget`: expected an amount"]),
-            (
-                "run: x\ntime_limit: soon\n",
-                &["job.yaml:2:13: `time_limit`: expected a length of time such as 30s"],
-            ),
-            ("run: x\ntime_limit: 0s\n", &["`time_limit`: expected a length of time above zero"]),
-            ("run: x\npriority: high\n", &["job.yaml:2:11: `priority`: expected a whole number from"]),
-            ("run: x\npriority: 99999999999\n", &["`priority`: expected a whole number from"]),
-            (
-                "run: x\nbegin: tomorrow\n",
-                &["job.yaml:2:8: `begin`: expected a moment such as", "found `tomorrow`"],
-            ),
-            (
-                "run: x\nbegin: 2027-01-31T18:00:00\n",
-                &["`begin`: expected a moment such as 2027-01-31T18:00:00Z"],
-            ),
-            ("run: x\nhold: maybe\n", &["job.yaml:2:7: `hold`: expected true or false, found `maybe`"]),
-            (
-                "run: x\noutputs: [/etc/passwd]\n",
-                &["job.yaml:2:11: `outputs`: expected a path below its directory"],
-            ),
-            ("run: x\noutputs: [a/../../b]\n", &["`outputs`: expected a path below its directory"]),
-            ("run: x\noutputs: {a: b}\n", &["`outputs`: expected a list"]),
-            ("run: x\ntags: x\n", &["`tags`: expected keys of the form `name: value`"]),
-            (
-                "run: x\ncheckpoint: ckpt\n",
-                &[
-                    "job.yaml:2:13: `checkpoint`: expected keys such as `dir`",
-                    "found `ckpt`",
-                    "below `checkpoint:`",
-                ],
-            ),
-            (
-                "run: x\ncheckpoint: {signal: KILL}\n",
-                &["job.yaml:2:22: `checkpoint.signal`: expected a signal: USR1", "found `KILL`"],
-            ),
-            (
-                "run: x\ncheckpoint: {signal_target: boss}\n",
-                &["expected ranks, launcher or all, found `boss`"],
-            ),
-            ("run: x\ncheckpoint: {profile: magic}\n", &["expected generic, rename or orbax"]),
-            (
-                "run: x\ncheckpoint: {keep: 0}\n",
-                &["`checkpoint.keep`: expected a whole number from 1 to 1000, found `0`"],
-            ),
-            ("run: x\ncheckpoint: {keep: 1.5}\n", &["found `1.5`"]),
-            ("run: x\ncheckpoint: {grace: 25h}\n", &["`checkpoint.grace`: expected at most 24h"]),
-            ("run: x\ncheckpoint: {dir: 's3://b'}\n", &["`checkpoint.dir`: expected a directory, not a URL"]),
-            (
-                "run: x\nretry: 3\n",
-                &["job.yaml:2:8: `retry`: expected keys such as `preemptions`", "found `3`"],
-            ),
-            ("run: x\nretry: {failures: -1}\n", &["`retry.failures`: expected a whole number from 0"]),
-            (
-                "run: x\nretry: {failures: 1, exit_codes: [0]}\n",
-                &["job.yaml:2:35: `retry.exit_codes`: expected a whole number from 1 to 255"],
-            ),
-            (
-                "run: x\nretry: {exit_codes: [7]}\n",
-                &["`retry.exit_codes` has no effect without `retry.failures`"],
-            ),
-            ("run: x\nresources: A100\n", &["`resources`: expected keys such as `accelerators`"]),
-            (
-                "run: x\nresources:\n  accelerators: A100:0\n",
-                &["job.yaml:3:17: `resources.accelerators`: expected NAME or NAME:COUNT", "A100:0"],
-            ),
-            ("run: x\nresources: {accelerators: 'A100:0.5'}\n", &["with a whole count from 1 to 1024"]),
-            ("run: x\nresources: {accelerators: '💥'}\n", &["`💥` is not the name of an accelerator"]),
-            (
-                "run: x\nresources: {cpus: four}\n",
-                &["job.yaml:2:19: `resources.cpus`: expected CPUs such as 4 or 4+, found `four`"],
-            ),
-            (
-                "run: x\nresources: {memory: 16XB}\n",
-                &["`resources.memory`: expected memory in GiB", "`16XB`"],
-            ),
-            ("run: x\nresources: {memory: -1}\n", &["`resources.memory`: expected memory"]),
-            (
-                "run: x\nresources: {cloud: awz}\n",
-                &["`resources.cloud`: expected aws, gcp or azure, found `awz`", "did you mean `aws`?"],
-            ),
-            (
-                "run: x\nresources: {infra: aws/a/b/c}\n",
-                &["`resources.infra`: expected cloud, cloud/region or cloud/region/zone"],
-            ),
-            ("run: x\nresources: {infra: aws//b}\n", &["`resources.infra`: expected cloud"]),
-            ("run: x\nresources: {infra: aws, region: r}\n", &["`resources` has both `infra` and `cloud`"]),
-            ("run: x\nresources: {region: 'a b'}\n", &["`resources.region`: expected a name of letters"]),
-            ("run: x\nresources: {use_spot: 2}\n", &["`resources.use_spot`: expected true or false"]),
-            ("run: x\nresources: {any_of: {}}\n", &["`resources.any_of`: expected a list of candidates"]),
-            ("run: x\nresources: {any_of: []}\n", &["`resources.any_of` has 0 candidates"]),
-            (
-                "run: x\nresources: {any_of: [A100]}\n",
-                &["job.yaml:2:22: `resources.any_of`: expected keys", "found `A100`"],
-            ),
-            ("run: x\nresources: {any_of: [{}], ordered: [{}]}\n", &["has both `any_of` and `ordered`"]),
-            ("run: x\nnum_nodes: none\n", &["`num_nodes`: expected a whole number"]),
-        ],
-    );
+    refused(yaml, WRONG_VALUES);
 }
 
 #[test]
