@@ -16,6 +16,7 @@ pub mod wait;
 pub use child::{Child, Server, free_port};
 pub use dirs::TempDir;
 pub use logs::LogChecker;
+pub use processes::Mark;
 pub use relay::Relay;
 pub use seed::{Rng, Seed};
 pub use values::{OfferBuilder, job, offer};
@@ -28,6 +29,8 @@ use std::path::PathBuf;
 pub enum TestkitError {
     #[error("{0}")]
     TimedOut(#[from] TimedOut),
+    #[error("{0}")]
+    UnexpectedLog(#[from] logs::Unexpected),
     #[error("cannot start `{program}`: {source}; build it first, or check the path")]
     Start { program: String, source: std::io::Error },
     #[error("`{name}` ended with {status} before it was ready; its output was:\n{output}")]

@@ -50,14 +50,14 @@ impl LogChecker {
     /// Checks a log file. Bytes that are not UTF-8 are replaced: a trainer may print anything.
     ///
     /// # Errors
-    /// [`Unexpected`] inside the inner result; the outer one when the file cannot be read.
-    pub fn check_file(&self, path: &Path) -> Result<Result<(), Unexpected>, TestkitError> {
+    /// When a line was not allowed, or the file cannot be read.
+    pub fn check_file(&self, path: &Path) -> Result<(), TestkitError> {
         let bytes = std::fs::read(path).map_err(|source| TestkitError::Io {
             operation: "read the log",
             path: path.to_path_buf(),
             source,
         })?;
-        Ok(self.check(&path.display().to_string(), &String::from_utf8_lossy(&bytes)))
+        Ok(self.check(&path.display().to_string(), &String::from_utf8_lossy(&bytes))?)
     }
 }
 
@@ -120,6 +120,15 @@ mod tests {
         let text =
             "{\"level\":\"ERROR\",\"message\":\"x\"}\nthread 'main' (1) panicked at src/main.rs:1:1:\n";
         assert_eq!(LogChecker::new().check("log", text).unwrap_err().lines.len(), 2);
+    }
+
+    #[test]
+    fn a_file_is_checked_as_its_text() {
+        let dir = crate::TempDir::new("logs");
+        let path = dir.write("spotqd.err", LOG);
+        assert!(LogChecker::new().allow("is silent").check_file(&path).is_ok());
+        let error = LogChecker::new().check_file(&path).unwrap_err().to_string();
+        assert!(error.contains("spotqd.err") && error.contains("node 3 is silent"), "{error}");
     }
 
     #[test]

@@ -3,10 +3,13 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal};
 
-use crate::TestkitError;
+use crate::{TestkitError, wait_for};
 
 /// A live process; a zombie is not live.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -14,6 +17,77 @@ pub struct Process {
     pub pid: u32,
     /// The arguments, joined by blanks, for messages.
     pub command: String,
+}
+
+/// Marks everything that a test starts, through any number of forks, by a variable in the environment. Dropping it
+/// kills, one by one, what is left: a failed test must not leave its processes to the next.
+#[derive(Debug)]
+pub struct Mark {
+    value: String,
+}
+
+impl Mark {
+    /// The variable that carries the mark.
+    pub const VARIABLE: &str = "SPOTQ_TEST_MARK";
+
+    /// A mark that no other test has.
+    #[must_use]
+    pub fn new() -> Mark {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let (pid, count) = (std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        Mark { value: format!("{pid}-{count}") }
+    }
+
+    /// Marks what `command` will start.
+    pub fn put_on(&self, command: &mut Command) {
+        command.env(Mark::VARIABLE, &self.value);
+    }
+
+    /// What is alive of it. A process that cleared its environment is not found.
+    #[must_use]
+    pub fn live(&self) -> Vec<Process> {
+        with_env(Mark::VARIABLE, Some(&self.value))
+    }
+
+    /// Waits until nothing marked is alive.
+    ///
+    /// # Errors
+    /// [`TestkitError::TimedOut`], which lists what still lives at the deadline.
+    pub fn wait_gone(&self, deadline: Duration) -> Result<(), TestkitError> {
+        let mut live = Vec::new();
+        let gone = wait_for(
+            deadline,
+            || {
+                live = self.live();
+                live.is_empty().then_some(())
+            },
+            "the end of marked processes",
+        );
+        gone.map_err(|mut timed_out| {
+            let list: Vec<String> = live.iter().map(|p| format!("{} `{}`", p.pid, p.command)).collect();
+            timed_out.what = format!("the end of {}", list.join(", "));
+            timed_out.into()
+        })
+    }
+}
+
+impl Default for Mark {
+    fn default() -> Self {
+        Mark::new()
+    }
+}
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        /// A process may fork while it is swept; its child is there at the next sweep.
+        const SWEEPS: usize = 3;
+        for _ in 0..SWEEPS {
+            for process in self.live() {
+                // One that ended meanwhile is what we want.
+                let _ = signal(process.pid, Signal::KILL);
+            }
+        }
+    }
 }
 
 /// Processes whose environment at start had `key`, with `value` if one is given. This finds double-forked children
@@ -105,8 +179,6 @@ fn state_of(dir: &Path) -> Option<char> {
 mod tests {
     use super::*;
     use crate::wait_until;
-    use std::process::Command;
-    use std::time::Duration;
 
     const LIMIT: Duration = Duration::from_secs(10);
 
@@ -129,6 +201,23 @@ mod tests {
         wait_until(LIMIT, || !is_alive(pid), "the child's end").unwrap();
         assert!(!in_env());
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_marked_grandchild_is_seen_and_does_not_outlive_the_mark() {
+        let mark = Mark::new();
+        let mut command = Command::new("sh");
+        command.args(["-c", "setsid sleep 3724 >/dev/null 2>&1 & exit 0"]);
+        mark.put_on(&mut command);
+        assert!(command.status().unwrap().success());
+        let pid =
+            wait_for(LIMIT, || Some(mark.live().iter().find(|p| p.command == "sleep 3724")?.pid), "sleep")
+                .unwrap();
+        let error = mark.wait_gone(Duration::ZERO).unwrap_err().to_string();
+        assert!(error.contains("sleep 3724"), "{error}");
+        drop(mark);
+        wait_until(LIMIT, || !is_alive(pid), "the end of sleep").unwrap();
+        assert!(Mark::new().wait_gone(Duration::ZERO).is_ok());
     }
 
     #[test]
