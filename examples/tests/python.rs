@@ -5,6 +5,8 @@
 
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "these are tests, helpers included")]
 
+#[path = "support/interrupted.rs"]
+mod interrupted;
 mod support;
 
 use std::{
@@ -13,7 +15,8 @@ use std::{
     process::{Command, Stdio},
 };
 
-use support::{Trainer, run_interrupted, run_whole};
+use interrupted::run_interrupted;
+use support::{Trainer, run_whole};
 
 const PACKAGE: &str = env!("CARGO_MANIFEST_DIR");
 

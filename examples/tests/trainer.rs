@@ -2,12 +2,15 @@
 
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "these are tests, helpers included")]
 
+#[path = "support/interrupted.rs"]
+mod interrupted;
 mod support;
 
 use std::{fs, os::unix::process::ExitStatusExt, path::Path, process::Command};
 
+use interrupted::run_interrupted;
 use rustix::process::{Pid, Signal, getsid, kill_process, test_kill_process};
-use support::{Trainer, run_interrupted, run_whole};
+use support::{Trainer, run_whole};
 
 /// A trainer that saves into `dir/ckpt`, writes `dir/model.bin` and prints each step.
 fn trainer(dir: &Path, args: &[&str]) -> Command {
