@@ -156,6 +156,22 @@ impl Server {
     }
 }
 
+/// The path of one of the workspace's programs, such as `spotq`, beside the running test's own directory. That holds
+/// for any target directory and profile.
+///
+/// # Errors
+/// When it is not there: a test of another crate does not make cargo build it.
+pub fn program(name: &str) -> Result<PathBuf, TestkitError> {
+    let test = std::env::current_exe().map_err(|source| TestkitError::Io {
+        operation: "find",
+        path: PathBuf::from(name),
+        source,
+    })?;
+    // A test runs from `target/PROFILE/deps/`, the programs lie in `target/PROFILE/`.
+    let path = test.ancestors().nth(2).unwrap_or(&test).join(name);
+    if path.is_file() { Ok(path) } else { Err(TestkitError::NotBuilt { path }) }
+}
+
 /// A loopback port that nobody listens on at this moment. Another process may take it before you do: prefer port 0
 /// wherever the program can say which port it got.
 ///
@@ -250,6 +266,16 @@ mod tests {
         child.signal(Signal::TERM).unwrap();
         assert_eq!(child.wait(LIMIT).unwrap().code(), Some(0));
         assert!(child.stdout().contains("got term"));
+    }
+
+    #[test]
+    fn a_program_is_looked_for_beside_the_tests_and_named_when_it_is_not_built() {
+        let profile_dir = std::env::current_exe().unwrap().parent().unwrap().parent().unwrap().to_path_buf();
+        let error = program("no-such-spotq").unwrap_err().to_string();
+        assert!(error.contains(&profile_dir.join("no-such-spotq").display().to_string()), "{error}");
+        assert!(error.contains("cargo build"), "{error}");
+        let made = tempfile::NamedTempFile::new_in(&profile_dir).unwrap();
+        assert_eq!(program(made.path().file_name().unwrap().to_str().unwrap()).unwrap(), made.path());
     }
 
     #[test]

@@ -13,7 +13,7 @@ pub mod seed;
 pub mod values;
 pub mod wait;
 
-pub use child::{Child, Server, free_port};
+pub use child::{Child, Server, free_port, program};
 pub use dirs::TempDir;
 pub use logs::LogChecker;
 pub use processes::Mark;
@@ -33,6 +33,8 @@ pub enum TestkitError {
     UnexpectedLog(#[from] logs::Unexpected),
     #[error("cannot start `{program}`: {source}; build it first, or check the path")]
     Start { program: String, source: std::io::Error },
+    #[error("there is no program {path}; run `cargo build --workspace --bins --tests` first", path = path.display())]
+    NotBuilt { path: PathBuf },
     #[error("`{name}` ended with {status} before it was ready; its output was:\n{output}")]
     EndedEarly { name: String, status: String, output: String },
     #[error("cannot {operation} {path}: {source}", path = path.display())]
