@@ -34,8 +34,9 @@ pub enum StoreError {
     TooLarge { what: &'static str, size: u64, limit: u64 },
 
     // The user can repair the surroundings and try again.
-    /// The disk, or the quota on it, has no room. Nothing was written when the store refused in advance.
-    #[error("the disk that holds {} is full; free some space ({needed} more bytes are needed) and try again", path.display())]
+    /// The disk, or the quota on it, has no room. `needed` is how many bytes are missing, 0 when that is not known.
+    /// Where `needed` is known the store refused in advance: nothing was written, and it goes on once there is room.
+    #[error("the disk that holds {} is full; free {} and try again", path.display(), room(*needed))]
     DiskFull { path: PathBuf, needed: u64 },
     #[error("cannot write to {}: {reason}; make the directory writable for this user, or choose another one with --data", path.display())]
     ReadOnly { path: PathBuf, reason: String },
@@ -57,4 +58,8 @@ pub enum StoreError {
     Failed { operation: String, reason: String },
     #[error("the store has stopped; restart to recover")]
     Stopped,
+}
+
+fn room(needed: u64) -> String {
+    if needed == 0 { "some space".to_owned() } else { format!("at least {needed} bytes") }
 }
