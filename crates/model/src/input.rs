@@ -63,7 +63,7 @@ pub struct InstanceSeen {
 }
 
 /// Why an instance is gone, as far as the cloud says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GoneCause {
     /// The market took it back.

@@ -1,0 +1,212 @@
+//! What workers report about attempts, and what an attempt's end means for its task.
+
+use spotq_model::{
+    AttemptEnd, Checkpoint, EndWhy, Exit, Fact, Generation, Market, NodeId, Outcome, Progress, RefusalKind, Report, Scope,
+    Span, StopWhy, TaskId, Timestamp, WaitReason,
+};
+
+use super::Facts;
+use crate::classify::{Loss, classify};
+use crate::policies::Policies;
+use crate::state::{Attempt, Cluster, Node, NodeState, Phase, Task};
+
+pub(super) fn reported(
+    c: &Cluster,
+    p: &Policies,
+    now: Timestamp,
+    (node, task_id, generation): (NodeId, TaskId, Generation),
+    report: &Report,
+) -> Facts {
+    // A report of an older generation, or of another node, or about an attempt that has ended changes nothing (INV-02).
+    let Some(attempt) = c.attempt_under_way(task_id, generation).filter(|a| a.node == node) else { return Vec::new() };
+    let Some(task) = c.task(task_id) else { return Vec::new() };
+    match report {
+        Report::Accepted => match task.phase {
+            Phase::Provisioning { .. } => vec![Fact::AttemptAccepted { task: task_id, generation }],
+            Phase::Held { .. }
+            | Phase::Pending { .. }
+            | Phase::Restoring { .. }
+            | Phase::Running { .. }
+            | Phase::Draining { .. }
+            | Phase::Completing { .. }
+            | Phase::Done { .. } => Vec::new(),
+        },
+        Report::Restored { from, fell_back } if attempt.started_at.is_none() && attempt.accepted_at.is_some() => {
+            vec![Fact::AttemptRestored { task: task_id, generation, from: from.clone(), fell_back: *fell_back }]
+        }
+        Report::Started if attempt.started_at.is_none() && attempt.accepted_at.is_some() => {
+            vec![Fact::AttemptStarted { task: task_id, generation }]
+        }
+        Report::Restored { .. } | Report::Started => Vec::new(),
+        Report::Progressed { progress } => progressed(p, now, task, attempt, *progress),
+        Report::Noticed { deadline, source } => noticed(c, node, *deadline, source),
+        Report::NoticeWithdrawn => match c.nodes.get(&node) {
+            Some(n) if n.notice.is_some() && n.state <= NodeState::Ready => vec![Fact::NoticeWithdrawn { node }],
+            Some(_) | None => Vec::new(),
+        },
+        Report::Committed { checkpoint } => committed(task, attempt, checkpoint),
+        Report::Finished { exit } => finished(c, p, now, task, attempt, exit),
+        Report::Superseded { by } => superseded(c, p, now, task, attempt, *by),
+    }
+}
+
+fn progressed(p: &Policies, now: Timestamp, task: &Task, attempt: &Attempt, progress: Progress) -> Facts {
+    let known = attempt.progress;
+    // The engine keeps the newest figure for people to see; what is durable may lag by `progress_every`.
+    let due = match known {
+        None => true,
+        Some(known) if known == progress => false,
+        Some(_) => progress.total == Some(progress.step) || now.since(task_progress_at(task)) >= p.progress_every,
+    };
+    let running = attempt.accepted_at.is_some() && attempt.held_exit.is_none();
+    if due && running {
+        vec![Fact::AttemptProgressed { task: task.id, generation: attempt.generation, progress }]
+    } else {
+        Vec::new()
+    }
+}
+
+/// When progress was last made durable.
+fn task_progress_at(task: &Task) -> Timestamp {
+    task.under_way().and_then(|a| a.progress_at).unwrap_or(task.phase_since)
+}
+
+fn noticed(c: &Cluster, id: NodeId, deadline: Timestamp, source: &str) -> Facts {
+    match c.nodes.get(&id) {
+        Some(node) if node.state <= NodeState::Ready => match &node.notice {
+            Some(seen) if seen.deadline == deadline => Vec::new(),
+            Some(_) | None => vec![Fact::NodeNoticed { node: id, deadline, source: source.to_owned() }],
+        },
+        Some(_) | None => Vec::new(),
+    }
+}
+
+fn committed(task: &Task, attempt: &Attempt, checkpoint: &Checkpoint) -> Facts {
+    let newer = task.checkpoint.as_ref().is_none_or(|known| checkpoint.log_sequence > known.log_sequence);
+    if newer && attempt.accepted_at.is_some() && checkpoint.generation == attempt.generation {
+        let (task, generation) = (task.id, attempt.generation);
+        vec![Fact::CheckpointCommitted { task, generation, checkpoint: checkpoint.clone() }]
+    } else {
+        Vec::new()
+    }
+}
+
+fn finished(c: &Cluster, p: &Policies, now: Timestamp, task: &Task, attempt: &Attempt, exit: &Exit) -> Facts {
+    if attempt.held_exit.is_some() {
+        return Vec::new();
+    }
+    let end = classify(attempt, Some(exit), &Loss::None);
+    let may_be_the_node = matches!(end, AttemptEnd::Failed { .. });
+    if may_be_the_node && matches!(task.phase, Phase::Restoring { .. } | Phase::Running { .. }) {
+        let (task, generation) = (task.id, attempt.generation);
+        return vec![Fact::AttemptExited { task, generation, exit: exit.clone(), until: now + p.settle }];
+    }
+    end_attempt(c, p, now, task, end, Some(exit))
+}
+
+fn superseded(
+    c: &Cluster,
+    p: &Policies,
+    now: Timestamp,
+    task: &Task,
+    attempt: &Attempt,
+    by: Generation,
+) -> Facts {
+    let detail = format!("the checkpoint store is fenced by generation {by}");
+    let end = classify(attempt, None, &Loss::Lost { detail });
+    let mut facts = end_attempt(c, p, now, task, end, None);
+    for fact in &mut facts {
+        if let Fact::AttemptEnded { floor, .. } = fact {
+            *floor = Some(by);
+        }
+    }
+    facts
+}
+
+/// The end of an attempt and what follows from it: the task is done or waits, its pool may need a rest, its node may go.
+pub(super) fn end_attempt(
+    c: &Cluster,
+    p: &Policies,
+    now: Timestamp,
+    task: &Task,
+    end: AttemptEnd,
+    exit: Option<&Exit>,
+) -> Facts {
+    let Some(attempt) = task.under_way() else { return Vec::new() };
+    let next = after(c, p, now, task, &end);
+    let mut facts = vec![Fact::AttemptEnded {
+        task: task.id,
+        generation: attempt.generation,
+        end: end.clone(),
+        exit: exit.cloned(),
+        floor: None,
+    }];
+    facts.push(match next {
+        Next::Done(outcome) => Fact::TaskDone { task: task.id, outcome },
+        Next::Wait(reason, next_try) => Fact::TaskWaits { task: task.id, reason, next_try },
+    });
+    let Some(node) = c.nodes.get(&attempt.node) else { return facts };
+    if matches!(end, AttemptEnd::Preempted { .. }) && node.pool.market == Market::Spot {
+        facts.push(Fact::PoolCooled {
+            scope: Scope::Pool { pool: node.pool.clone() },
+            kind: RefusalKind::InsufficientCapacity,
+            until: now + p.preempted_cool_down,
+            message: "it took a node back".into(),
+        });
+    }
+    facts.extend(end_node_after(node, attempt));
+    facts
+}
+
+/// A node that is going away, that never answered, or that nears its end is not kept for the next task.
+fn end_node_after(node: &Node, attempt: &Attempt) -> Option<Fact> {
+    let why = if node.notice.is_some() {
+        EndWhy::Noticed
+    } else if node.state < NodeState::Ready {
+        EndWhy::Unneeded
+    } else if attempt.stop.is_some_and(|stop| stop.why == StopWhy::NodeExpires) {
+        EndWhy::Expires
+    } else {
+        return None;
+    };
+    (node.state < NodeState::Ending).then_some(Fact::NodeEnding { node: node.id, why })
+}
+
+enum Next {
+    Done(Outcome),
+    Wait(WaitReason, Timestamp),
+}
+
+fn after(c: &Cluster, p: &Policies, now: Timestamp, task: &Task, end: &AttemptEnd) -> Next {
+    let Some(retry) = c.spec(task.id).map(|spec| &spec.retry) else { return Next::Done(Outcome::Cancelled) };
+    match end {
+        AttemptEnd::Completed => Next::Done(Outcome::Completed),
+        AttemptEnd::Cancelled => Next::Done(Outcome::Cancelled),
+        AttemptEnd::Timeout => Next::Done(Outcome::Timeout),
+        AttemptEnd::BudgetExhausted => Next::Done(Outcome::BudgetExhausted),
+        AttemptEnd::OutOfMemory => Next::Done(Outcome::OutOfMemory),
+        AttemptEnd::LaunchFailed { message } => Next::Done(Outcome::LaunchFailure { message: message.clone() }),
+        AttemptEnd::Requeued => Next::Wait(WaitReason::Queued, now),
+        AttemptEnd::Preempted { .. } => match retry.preemptions {
+            Some(limit) if task.preemptions >= limit => Next::Done(Outcome::PreemptionBudgetSpent),
+            Some(_) | None => Next::Wait(WaitReason::Queued, now),
+        },
+        AttemptEnd::NodeLost { .. } if task.fruitless >= p.fruitless_losses_max => Next::Done(Outcome::NodeFailure),
+        // The first loss is tried again at once; more of them without progress wait longer and longer.
+        AttemptEnd::NodeLost { .. } if task.fruitless == 0 => Next::Wait(WaitReason::Queued, now),
+        AttemptEnd::NodeLost { .. } => back_off(p, now, task.fruitless),
+        AttemptEnd::Failed { exit_code } => {
+            let listed = retry.exit_codes.is_empty() || retry.exit_codes.contains(exit_code);
+            if listed && task.failures < retry.failures {
+                back_off(p, now, task.failures + 1)
+            } else {
+                Next::Done(Outcome::Failed { exit_code: *exit_code })
+            }
+        }
+    }
+}
+
+fn back_off(p: &Policies, now: Timestamp, failures: u32) -> Next {
+    let doubled = p.back_off.0.saturating_mul(1 << failures.saturating_sub(1).min(20));
+    Next::Wait(WaitReason::BackOff { failures }, now + Span(doubled.min(p.back_off_max.0)))
+}

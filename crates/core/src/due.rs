@@ -1,0 +1,49 @@
+//! What the world still owes this state. Computed from state alone, so a crash only means it is computed again.
+
+use spotq_model::{Effect, Timestamp};
+
+use crate::state::{Cluster, Node, NodeState, Phase};
+
+/// Every effect that is due. The caller skips those in flight, by [`Effect::key`].
+#[must_use]
+pub fn due(c: &Cluster, now: Timestamp) -> Vec<Effect> {
+    c.live_nodes().flat_map(|node| of_node(c, now, node)).collect()
+}
+
+fn of_node(c: &Cluster, now: Timestamp, node: &Node) -> Vec<Effect> {
+    match (node.state, &node.instance) {
+        // Past its time to live a late launch would only be ended again.
+        (NodeState::Requested, _) if now < node.expires_at => vec![Effect::Launch {
+            node: node.id,
+            key: node.key.clone(),
+            pool: node.pool.clone(),
+            expires_at: node.expires_at,
+        }],
+        (NodeState::Ending, Some(instance)) => {
+            vec![Effect::Terminate { node: node.id, instance: instance.clone() }]
+        }
+        (NodeState::Booting | NodeState::Ready, Some(instance)) => {
+            let drill = node.drill.as_ref().filter(|drill| !drill.done).map(|drill| Effect::Drill {
+                node: node.id,
+                instance: instance.clone(),
+                notice: drill.notice,
+            });
+            drill.into_iter().chain(of_holder(c, node)).collect()
+        }
+        // Unneeded before the cloud answered: the answer, or the cloud's list, says whether there is anything to end.
+        (NodeState::Ending, None) => Vec::new(),
+        (NodeState::Requested, _) | (NodeState::Booting | NodeState::Ready, None) | (NodeState::Gone, _) => Vec::new(),
+    }
+}
+
+fn of_holder(c: &Cluster, node: &Node) -> Option<Effect> {
+    let (task, generation) = node.holder?;
+    let attempt = c.attempt_under_way(task, generation)?;
+    if let Some(stop) = attempt.stop {
+        let node = node.id;
+        return Some(Effect::Stop { node, task, generation, why: stop.why, deadline: stop.deadline });
+    }
+    let waits_for_node = matches!(c.task(task)?.phase, Phase::Provisioning { .. });
+    (waits_for_node && node.state == NodeState::Ready && node.notice.is_none())
+        .then_some(Effect::Grant { node: node.id, task, generation })
+}
