@@ -83,6 +83,8 @@ pub struct Place {
 
 impl Place {
     pub(super) const NONE: Place = Place { line: 0, column: 0 };
+    /// On the command line, not in the file.
+    pub(super) const OPTION: Place = Place { line: 0, column: 1 };
     pub(super) const START: Place = Place { line: 1, column: 1 };
 
     /// From counts that start at 1; beyond `u32` they stay at its end.
@@ -126,7 +128,7 @@ impl Fault {
     /// Adds the file's name and the source line.
     pub(super) fn in_file(self, file: &str, text: &str) -> JobFileError {
         let problem = Problem {
-            file: file_label(file),
+            file: if self.at == Place::OPTION { COMMAND_LINE.to_owned() } else { file_label(file) },
             place: self.at,
             message: self.message,
             hint: self.hint,
@@ -140,6 +142,9 @@ impl Fault {
         }
     }
 }
+
+/// Stands for the file's name where an option or an argument is wrong.
+pub(super) const COMMAND_LINE: &str = "command line";
 
 /// More warnings than this are counted, not listed: nobody reads the rest.
 const NOTES_MAX: usize = 100;
@@ -159,7 +164,8 @@ impl Notes {
 
     pub(super) fn push(&mut self, at: Place, message: impl Into<String>) {
         if self.list.len() < NOTES_MAX {
-            self.list.push(Note { file: self.file.clone(), place: at, message: message.into() });
+            let file = if at == Place::OPTION { COMMAND_LINE } else { &self.file };
+            self.list.push(Note { file: file.to_owned(), place: at, message: message.into() });
         } else {
             self.left_out += 1;
         }

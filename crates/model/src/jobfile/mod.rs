@@ -7,6 +7,7 @@
 mod error;
 mod job;
 mod keys;
+mod overlay;
 mod resources;
 mod script;
 mod values;
@@ -14,8 +15,9 @@ mod yaml;
 
 use crate::{Command, JobSpec, Timestamp};
 
-use error::{Fault, FaultKind, Notes};
+use error::{COMMAND_LINE, Fault, FaultKind, Notes};
 use job::{ENV_BYTES_MAX, NAME_CHARS_MAX, ONE_STRING_BYTES_MAX};
+use overlay::Overlay;
 use yaml::{Kind, Node};
 
 pub use error::{JobFileError, Note, Place, Problem};
@@ -49,6 +51,20 @@ pub struct Parsed {
 /// # Errors
 /// If the bytes are not text, are too large, or are not a job.
 pub fn load(bytes: &[u8], file_name: &str, args: &[String], ctx: &Context) -> Result<Parsed, JobFileError> {
+    load_with(bytes, file_name, args, &[], ctx)
+}
+
+/// As `load`, with `options` in the form of `#SPOTQ` lines (`--budget=20`), which win over the file.
+///
+/// # Errors
+/// As `load`, and if an option is unknown or wrong.
+pub fn load_with(
+    bytes: &[u8],
+    file_name: &str,
+    args: &[String],
+    options: &[String],
+    ctx: &Context,
+) -> Result<Parsed, JobFileError> {
     let unreadable = |message: String, hint: &str| {
         Err(Fault::new(FaultKind::Unreadable, Place::NONE, message, hint).in_file(file_name, ""))
     };
@@ -75,15 +91,13 @@ pub fn load(bytes: &[u8], file_name: &str, args: &[String], ctx: &Context) -> Re
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let script_name = [".sh", ".sbatch", ".slurm"].iter().any(|end| file_name.ends_with(end));
     if text.starts_with("#!") || script_name {
-        return parse_script(text, file_name, args, ctx);
+        return Reading::new(text, file_name, options, ctx)?.script(args);
     }
     if !args.is_empty() {
-        return unreadable(
-            "a job file takes no arguments".into(),
-            "put them into `run:`, or submit a script",
-        );
+        let (message, hint) = ("a job file takes no arguments", "put them into `run:`, or submit a script");
+        return Err(Fault::invalid(Place::OPTION, message, hint).in_file(file_name, ""));
     }
-    parse_yaml(text, file_name, ctx)
+    Reading::new(text, file_name, options, ctx)?.yaml()
 }
 
 /// Reads a job file: one job in each YAML document. A first document with nothing but a name is a pipeline's.
@@ -91,9 +105,7 @@ pub fn load(bytes: &[u8], file_name: &str, args: &[String], ctx: &Context) -> Re
 /// # Errors
 /// If it is not YAML, or says something that is unknown, wrong or not supported.
 pub fn parse_yaml(text: &str, file_name: &str, ctx: &Context) -> Result<Parsed, JobFileError> {
-    let mut notes = Notes::new(file_name);
-    let jobs = yaml_jobs(text, file_name, ctx, &mut notes).map_err(|fault| fault.in_file(file_name, text))?;
-    Ok(Parsed { jobs, warnings: notes.finish() })
+    Reading::new(text, file_name, &[], ctx)?.yaml()
 }
 
 /// Reads a script with a `#!` line: one job, which runs it with `args`.
@@ -106,10 +118,7 @@ pub fn parse_script(
     args: &[String],
     ctx: &Context,
 ) -> Result<Parsed, JobFileError> {
-    let mut notes = Notes::new(file_name);
-    let spec =
-        script_job(text, file_name, args, ctx, &mut notes).map_err(|fault| fault.in_file(file_name, text))?;
-    Ok(Parsed { jobs: vec![spec], warnings: notes.finish() })
+    Reading::new(text, file_name, &[], ctx)?.script(args)
 }
 
 /// A job that runs a program with its arguments, without a shell.
@@ -117,57 +126,135 @@ pub fn parse_script(
 /// # Errors
 /// If there is no program, or Linux would not start it.
 pub fn from_command(argv: &[String], ctx: &Context) -> Result<Parsed, JobFileError> {
-    let fail = |message: String, hint: &str| {
-        Err(Fault::invalid(Place::NONE, message, hint).in_file("command line", ""))
-    };
-    let Some(program) = argv.first().filter(|program| !program.trim().is_empty()) else {
-        return fail(
-            "there is no command".into(),
-            "write it after `--`, as in `spotq run -- python train.py`",
-        );
-    };
-    check_args(argv).map_err(|fault| fault.in_file("command line", ""))?;
-    // An interpreter says little: the script that it runs names the job.
-    let script = argv.iter().skip(1).find(|arg| arg.ends_with(".py") || arg.ends_with(".sh"));
-    let mut spec = job::blank(ctx);
-    spec.name = job::name_from(script.unwrap_or(program));
-    spec.command = Command::Argv { argv: argv.to_vec() };
-    Ok(Parsed { jobs: vec![spec], warnings: Vec::new() })
+    from_command_with(argv, &[], ctx)
 }
 
-fn yaml_jobs(text: &str, file: &str, ctx: &Context, notes: &mut Notes) -> Result<Vec<JobSpec>, Fault> {
-    if text.len() > FILE_BYTES_MAX {
-        let hint = "keep data out of it, and fetch the data in `setup` or `run`";
-        return Err(values::too_long(Place::NONE, "the file", text.len(), FILE_BYTES_MAX, hint));
+/// As `from_command`, with `options` in the form of `#SPOTQ` lines, such as `--budget=20`.
+///
+/// # Errors
+/// As `from_command`, and if an option is unknown or wrong.
+pub fn from_command_with(argv: &[String], options: &[String], ctx: &Context) -> Result<Parsed, JobFileError> {
+    Reading::new("", COMMAND_LINE, options, ctx)?.command(argv)
+}
+
+/// The names of all options, without their dashes, for help and completion.
+pub fn option_names() -> impl Iterator<Item = &'static str> {
+    script::OPTIONS.iter().map(|option| option.name)
+}
+
+/// One text on its way to jobs.
+struct Reading<'a> {
+    text: &'a str,
+    file: &'a str,
+    ctx: &'a Context,
+    options: Overlay,
+    notes: Notes,
+}
+
+impl<'a> Reading<'a> {
+    fn new(
+        text: &'a str,
+        file: &'a str,
+        options: &[String],
+        ctx: &'a Context,
+    ) -> Result<Reading<'a>, JobFileError> {
+        let options = Overlay::new(options).map_err(|fault| fault.in_file(file, text))?;
+        Ok(Reading { text, file, ctx, options, notes: Notes::new(file) })
     }
-    let mut docs = yaml::documents(text)?;
-    let pipeline = take_pipeline(&mut docs, notes)?;
-    if docs.is_empty() {
-        return Err(Fault::invalid(
-            Place::START,
-            "the file is empty: there is nothing to run",
-            "write at least `run: COMMAND`",
-        ));
+
+    fn yaml(mut self) -> Result<Parsed, JobFileError> {
+        let jobs = self.yaml_jobs();
+        self.finish(jobs)
     }
-    let several = docs.len() > 1;
-    let base = pipeline.unwrap_or_else(|| job::name_from(file));
-    let mut jobs = Vec::with_capacity(docs.len());
-    for (index, doc) in docs.iter().enumerate() {
-        let draft = job::draft(doc, ctx, notes)?;
-        let Some(run) = draft.run else {
-            let message = if draft.spec.setup.is_some() {
-                "`run` is missing: `setup` alone is no job"
-            } else {
-                "`run` is missing: there is nothing to run"
+
+    fn script(mut self, args: &[String]) -> Result<Parsed, JobFileError> {
+        let job = self.script_job(args);
+        self.finish(job.map(|job| vec![job]))
+    }
+
+    fn command(mut self, argv: &[String]) -> Result<Parsed, JobFileError> {
+        let job = self.command_job(argv);
+        self.finish(job.map(|job| vec![job]))
+    }
+
+    fn finish(self, jobs: Result<Vec<JobSpec>, Fault>) -> Result<Parsed, JobFileError> {
+        let jobs = jobs.map_err(|fault| fault.in_file(self.file, self.text))?;
+        Ok(Parsed { jobs, warnings: self.notes.finish() })
+    }
+
+    fn yaml_jobs(&mut self) -> Result<Vec<JobSpec>, Fault> {
+        check_size(self.text)?;
+        let mut docs = yaml::documents(self.text)?;
+        let pipeline = take_pipeline(&mut docs, &mut self.notes)?;
+        if docs.is_empty() {
+            return Err(Fault::invalid(
+                Place::START,
+                "the file is empty: there is nothing to run",
+                "write at least `run: COMMAND`",
+            ));
+        }
+        let several = docs.len() > 1;
+        let base = pipeline.unwrap_or_else(|| job::name_from(self.file));
+        let mut jobs = Vec::with_capacity(docs.len());
+        for (index, doc) in docs.iter_mut().enumerate() {
+            self.options.lay_over(doc);
+            let draft = job::draft(doc, self.ctx, &mut self.notes)?;
+            let Some(run) = draft.run else {
+                let message = if draft.spec.setup.is_some() {
+                    "`run` is missing: `setup` alone is no job"
+                } else {
+                    "`run` is missing: there is nothing to run"
+                };
+                return Err(Fault::invalid(doc.at, message, "add `run: COMMAND`"));
             };
-            return Err(Fault::invalid(doc.at, message, "add `run: COMMAND`"));
-        };
-        let mut spec = draft.spec;
-        spec.command = Command::Shell { text: run };
-        spec.name = draft.name.unwrap_or_else(|| default_name(&base, several.then_some(index + 1)));
-        jobs.push(spec);
+            let mut spec = draft.spec;
+            spec.command = Command::Shell { text: run };
+            spec.name = draft.name.unwrap_or_else(|| default_name(&base, several.then_some(index + 1)));
+            jobs.push(spec);
+        }
+        Ok(jobs)
     }
-    Ok(jobs)
+
+    fn script_job(&mut self, args: &[String]) -> Result<JobSpec, Fault> {
+        check_size(self.text)?;
+        let mut doc = script::directives(self.text, &mut self.notes)?;
+        if self.text.contains('\0') {
+            let message = "the script holds a NUL character";
+            return Err(Fault::new(FaultKind::Unreadable, Place::NONE, message, "remove it"));
+        }
+        check_args(args)?;
+        self.options.lay_over(&mut doc);
+        let draft = job::draft(&doc, self.ctx, &mut self.notes)?;
+        let mut spec = draft.spec;
+        spec.command = Command::Script { text: self.text.to_owned(), args: args.to_vec() };
+        spec.name = draft.name.unwrap_or_else(|| job::name_from(self.file));
+        Ok(spec)
+    }
+
+    fn command_job(&mut self, argv: &[String]) -> Result<JobSpec, Fault> {
+        let Some(program) = argv.first().filter(|program| !program.trim().is_empty()) else {
+            let hint = "write it after `--`, as in `spotq run -- python train.py`";
+            return Err(Fault::invalid(Place::OPTION, "there is no command", hint));
+        };
+        check_args(argv)?;
+        let mut doc = Node { at: Place::OPTION, kind: Kind::Map(Vec::new()) };
+        self.options.lay_over(&mut doc);
+        let draft = job::draft(&doc, self.ctx, &mut self.notes)?;
+        // An interpreter says little: the script that it runs names the job.
+        let script = argv.iter().skip(1).find(|arg| arg.ends_with(".py") || arg.ends_with(".sh"));
+        let mut spec = draft.spec;
+        spec.command = Command::Argv { argv: argv.to_vec() };
+        spec.name = draft.name.unwrap_or_else(|| job::name_from(script.unwrap_or(program)));
+        Ok(spec)
+    }
+}
+
+fn check_size(text: &str) -> Result<(), Fault> {
+    if text.len() <= FILE_BYTES_MAX {
+        return Ok(());
+    }
+    let hint = "keep data out of it, and fetch the data when the job runs";
+    Err(values::too_long(Place::NONE, "the file", text.len(), FILE_BYTES_MAX, hint))
 }
 
 /// Takes the first document away if it is the header of a SkyPilot pipeline, and returns the pipeline's name.
@@ -199,52 +286,24 @@ fn default_name(base: &str, number: Option<usize>) -> String {
     base.chars().take(room).chain(end.chars()).collect()
 }
 
-fn script_job(
-    text: &str,
-    file: &str,
-    args: &[String],
-    ctx: &Context,
-    notes: &mut Notes,
-) -> Result<JobSpec, Fault> {
-    if text.len() > FILE_BYTES_MAX {
-        let hint = "keep data out of it, and fetch the data when it runs";
-        return Err(values::too_long(Place::NONE, "the script", text.len(), FILE_BYTES_MAX, hint));
-    }
-    let doc = script::directives(text, notes)?;
-    if text.contains('\0') {
-        return Err(Fault::new(
-            FaultKind::Unreadable,
-            Place::NONE,
-            "the script holds a NUL character",
-            "remove it",
-        ));
-    }
-    check_args(args)?;
-    let draft = job::draft(&doc, ctx, notes)?;
-    let mut spec = draft.spec;
-    spec.command = Command::Script { text: text.to_owned(), args: args.to_vec() };
-    spec.name = draft.name.unwrap_or_else(|| job::name_from(file));
-    Ok(spec)
-}
-
 /// Arguments that Linux would refuse when it is too late to ask.
 fn check_args(args: &[String]) -> Result<(), Fault> {
     let mut total = 0;
     for (index, arg) in args.iter().enumerate() {
         if arg.contains('\0') {
             let message = format!("argument {index} holds a NUL character");
-            return Err(Fault::invalid(Place::NONE, message, "remove it: a command line cannot carry it"));
+            return Err(Fault::invalid(Place::OPTION, message, "remove it: a command line cannot carry it"));
         }
         if arg.len() > ONE_STRING_BYTES_MAX {
             let what = format!("argument {index}");
             let hint = "pass a file instead";
-            return Err(values::too_long(Place::NONE, &what, arg.len(), ONE_STRING_BYTES_MAX, hint));
+            return Err(values::too_long(Place::OPTION, &what, arg.len(), ONE_STRING_BYTES_MAX, hint));
         }
         total += arg.len() + 1;
     }
     if total > ENV_BYTES_MAX {
         let hint = "pass a file instead";
-        return Err(values::too_long(Place::NONE, "the command line", total, ENV_BYTES_MAX, hint));
+        return Err(values::too_long(Place::OPTION, "the command line", total, ENV_BYTES_MAX, hint));
     }
     Ok(())
 }

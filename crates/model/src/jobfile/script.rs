@@ -24,7 +24,7 @@ enum Form {
 }
 
 pub(super) struct OptionOf {
-    name: &'static str,
+    pub(super) name: &'static str,
     pub(super) path: &'static [&'static str],
     form: Form,
 }
@@ -92,12 +92,16 @@ pub(super) const OPTIONS: &[OptionOf] = &[
     option("inputs", &["inputs"], Form::Each),
 ];
 
+/// Each option is compared with those before it.
+const OPTIONS_MAX: usize = 5000;
+
 /// The directives of a script as the tree of a job file.
 pub(super) fn directives(text: &str, notes: &mut Notes) -> Result<Node, Fault> {
     check_first_line(text)?;
     let mut tree = Tree { root: Vec::new() };
     let mut sbatch = Tree { root: Vec::new() };
     let mut gpus = None;
+    let mut options = 0;
     let mut commands_begun = false;
     for (index, line) in text.lines().enumerate() {
         let number = index + 1;
@@ -110,6 +114,15 @@ pub(super) fn directives(text: &str, notes: &mut Notes) -> Result<Node, Fault> {
             let at = Place::new(number, 1);
             notes.push(at, format!("this {mark} line has no effect: it stands after the first command"));
             continue;
+        }
+        options += words.len();
+        if options > OPTIONS_MAX {
+            let message = format!("more than {OPTIONS_MAX} options in one script");
+            return Err(Fault::invalid(
+                Place::new(number, 1),
+                message,
+                "put variables into a file that the script reads",
+            ));
         }
         let mut words = words.into_iter().peekable();
         while let Some(word) = words.next() {
@@ -129,6 +142,18 @@ pub(super) fn directives(text: &str, notes: &mut Notes) -> Result<Node, Fault> {
         tree.gpus(gpus)?;
     }
     Ok(Node { at: Place::START, kind: Kind::Map(tree.root) })
+}
+
+/// Options of a command line, in the form of `#SPOTQ` lines, as the top of a job file.
+pub(super) fn option_tree(options: &[String]) -> Result<Vec<(Key, Node)>, Fault> {
+    let words: Vec<Word> =
+        options.iter().map(|text| Word { at: Place::OPTION, text: text.clone() }).collect();
+    let mut tree = Tree { root: Vec::new() };
+    let mut words = words.into_iter().peekable();
+    while let Some(word) = words.next() {
+        spotq_option(&word, &mut words, &mut tree)?;
+    }
+    Ok(tree.root)
 }
 
 /// A word of a directive and where it starts.

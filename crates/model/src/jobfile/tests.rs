@@ -244,10 +244,16 @@ fn use_spot_yields_to_a_policy() {
     let policy = |text: &str| job(&format!("run: x\n{text}")).policy;
     assert_eq!(policy("resources: {use_spot: true}"), PlacementPolicy::SpotFirst);
     assert_eq!(policy("resources: {use_spot: false}"), PlacementPolicy::OnDemand);
-    assert_eq!(
-        policy("resources: {any_of: [{use_spot: no, cpus: 1}, {use_spot: yes, cpus: 1}]}"),
-        PlacementPolicy::SpotFirst
-    );
+    for mixed in [
+        "{use_spot: no, cpus: 1}, {use_spot: yes, cpus: 1}",
+        "{use_spot: yes, cpus: 1}, {use_spot: no, cpus: 1}",
+    ] {
+        assert_eq!(
+            policy(&format!("resources: {{any_of: [{mixed}]}}")),
+            PlacementPolicy::SpotFirst,
+            "{mixed}"
+        );
+    }
     assert_eq!(policy("policy: spot_only\nresources: {use_spot: true}"), PlacementPolicy::SpotOnly);
     let parsed = yaml("run: x\npolicy: on-demand\nresources: {use_spot: true}").unwrap();
     assert_eq!(parsed.jobs[0].policy, PlacementPolicy::OnDemand);
@@ -905,6 +911,66 @@ fn slurm_times_have_six_forms() {
     for text in ["", "1:2:3:4", "1-", "-1", "1h", "1-2:3:4:5", "999999999", "١"] {
         assert!(parse_slurm_time(text).is_err(), "{text}");
     }
+}
+
+#[test]
+fn options_of_the_command_line_win_over_the_file() {
+    let options = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+    let load = |file: &str, name: &str, given: &str| {
+        let parsed = load_with(file.as_bytes(), name, &[], &options(given), &ctx());
+        parsed.unwrap_or_else(|error| panic!("{error}")).jobs.remove(0)
+    };
+    let file = "
+run: x
+name: old
+budget: 5
+tags: {a: old, b: old}
+checkpoint: {keep: 9, dir: d}
+resources:
+  cloud: gcp
+  gpus: T4
+  cpus: 2
+  any_of: [{accelerators: V100}, {region: r, cpus: 3}]
+";
+    let given = "--name new --tag=a=new --checkpoint-keep=1 --accelerators=A100:8 --infra=aws --hold";
+    let spec = load(file, "job.yaml", given);
+    assert_eq!((spec.name.as_str(), spec.budget, spec.hold), ("new", Some(Usd(5_000_000_000)), true));
+    assert_eq!((spec.tags["a"].as_str(), spec.tags["b"].as_str()), ("new", "old"));
+    assert_eq!((spec.checkpoint.keep, spec.checkpoint.dir.as_deref()), (1, Some("d")));
+    let choices: Vec<_> =
+        spec.resources.any_of.iter().map(|c| (c.accelerator_count, c.cloud, c.cpus_min)).collect();
+    assert_eq!(choices, [(8, Some(Cloud::Aws), 2), (8, Some(Cloud::Aws), 3)]);
+    assert_eq!(spec.resources.any_of[1].region, None);
+
+    let spec = load("#!/bin/sh\n#SPOTQ --budget=5 --policy=on-demand\n", "a.sh", "--budget=7");
+    assert_eq!((spec.budget, spec.policy), (Some(Usd(7_000_000_000)), PlacementPolicy::OnDemand));
+    let parsed = from_command_with(&options("python a.py"), &options("--retry-failures=2"), &ctx()).unwrap();
+    assert_eq!((parsed.jobs[0].name.as_str(), parsed.jobs[0].retry.failures), ("a", 2));
+}
+
+#[test]
+fn wrong_options_of_the_command_line_are_named_as_such() {
+    let load = |given: &str| load_with(b"run: x", "job.yaml", &[], &[given.to_owned()], &ctx());
+    for (given, fragment) in [
+        ("--budgt=5", "command line: unknown option `--budgt`\n  hint: did you mean `--budget`?"),
+        ("--budget=lots", "command line: `budget`: expected an amount"),
+        ("--env=SPOTQ_X=1", "command line: the variable `SPOTQ_X` is reserved"),
+        ("--array=0-9", "command line: `array` is not supported by this version"),
+        ("--policy", "command line: the option `--policy` has no value"),
+    ] {
+        let error = load(given).expect_err(given).to_string();
+        assert!(error.starts_with(fragment), "{fragment}: {error}");
+    }
+    let note = &load("--accelerators=Quantum9").unwrap().warnings[0];
+    assert!(note.to_string().starts_with("command line: `resources.accelerators`: `Quantum9`"), "{note}");
+    assert!(option_names().any(|name| name == "time-limit"));
+}
+
+#[test]
+fn options_without_end_are_refused() {
+    let text = format!("#!/bin/sh\n#SPOTQ {}\n", "--hold ".repeat(5001));
+    let error = script(&text).unwrap_err().to_string();
+    assert!(error.contains("train.sh:2:1: more than 5000 options in one script"), "{error}");
 }
 
 #[test]
