@@ -1,0 +1,277 @@
+//! What is in a directory right now: names, kinds and the stat fields that show a change.
+//!
+//! Reads no file contents, never follows a link, and must never write.
+
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
+
+use crate::error::CheckpointError;
+use crate::key::Digest;
+use crate::manifest::{MAX_ENTRIES, MAX_FILE_BYTES};
+use crate::objects::blocking;
+use crate::path::{LinkTarget, RelPath};
+use crate::repo::Repository;
+
+/// More globs than this are a mistake; each one costs memory in the matcher.
+const MAX_GLOBS: usize = 1000;
+
+/// Which paths below a directory belong to a push. The default takes everything.
+///
+/// Globs are relative to the directory; `*` and `?` do not cross `/`, `**` does. A glob that matches a directory
+/// takes or leaves out all that is in it. Leaving out wins.
+#[derive(Debug, Clone, Default)]
+pub struct Selection {
+    include: Option<GlobSet>,
+    exclude: GlobSet,
+}
+
+/// A directory's contents at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Candidate {
+    pub root: PathBuf,
+    /// In ascending order of their paths' bytes.
+    pub entries: Vec<ScannedEntry>,
+    pub total_bytes: u64,
+    /// Sockets, pipes and devices: they cannot be saved and are left out.
+    pub skipped: Vec<RelPath>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ScannedEntry {
+    pub path: RelPath,
+    pub stat: FileStat,
+    pub node: ScannedNode,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ScannedNode {
+    File,
+    Dir,
+    Symlink(LinkTarget),
+}
+
+/// The fields that show whether a file was written or replaced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileStat {
+    pub dev: u64,
+    pub ino: u64,
+    pub size: u64,
+    pub mode: u32,
+    pub mtime_ns: i64,
+    pub ctime_ns: i64,
+}
+
+impl Selection {
+    /// Takes what matches `include` (everything, if there is none) and not `exclude`.
+    ///
+    /// # Errors
+    /// `Invalid`, with the glob, for one that does not parse or if there are too many.
+    pub fn new(include: &[String], exclude: &[String]) -> Result<Self, CheckpointError> {
+        let include = if include.is_empty() { None } else { Some(glob_set(include)?) };
+        Ok(Self { include, exclude: glob_set(exclude)? })
+    }
+
+    fn includes(&self, path: &RelPath) -> bool {
+        self.include.as_ref().is_none_or(|set| set.is_match(path.as_path()))
+    }
+
+    fn excludes(&self, path: &RelPath) -> bool {
+        self.exclude.is_match(path.as_path())
+    }
+}
+
+impl Candidate {
+    /// Changes whenever a file is written, replaced, added or removed, or its mode or link target changes. Two
+    /// scans with one fingerprint saw the same files. Directories count by name alone: a temporary file that
+    /// comes and goes beside the checkpoint and is excluded changes nothing.
+    #[must_use]
+    pub fn fingerprint(&self) -> Digest {
+        let mut hasher = blake3::Hasher::new();
+        for entry in &self.entries {
+            hasher.update(&(entry.path.as_bytes().len() as u64).to_le_bytes());
+            hasher.update(entry.path.as_bytes());
+            hasher.update(&entry.stat.mode.to_le_bytes());
+            match &entry.node {
+                ScannedNode::Dir => {}
+                ScannedNode::File => {
+                    let stat = &entry.stat;
+                    for field in [stat.dev, stat.ino, stat.size] {
+                        hasher.update(&field.to_le_bytes());
+                    }
+                    hasher.update(&stat.mtime_ns.to_le_bytes());
+                    hasher.update(&stat.ctime_ns.to_le_bytes());
+                }
+                ScannedNode::Symlink(target) => {
+                    hasher.update(&(target.as_bytes().len() as u64).to_le_bytes());
+                    hasher.update(target.as_bytes());
+                }
+            }
+        }
+        Digest(*hasher.finalize().as_bytes())
+    }
+
+    /// Whether there is nothing in it but directories.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.iter().all(|entry| entry.node == ScannedNode::Dir)
+    }
+}
+
+impl FileStat {
+    pub(crate) fn of(meta: &fs::Metadata) -> Self {
+        let nanos = |secs: i64, nsec: i64| secs.saturating_mul(1_000_000_000).saturating_add(nsec);
+        Self {
+            dev: meta.dev(),
+            ino: meta.ino(),
+            size: meta.size(),
+            mode: meta.mode(),
+            mtime_ns: nanos(meta.mtime(), meta.mtime_nsec()),
+            ctime_ns: nanos(meta.ctime(), meta.ctime_nsec()),
+        }
+    }
+}
+
+impl Repository {
+    /// What `selection` takes of `dir`, off the runtime's thread.
+    ///
+    /// # Errors
+    /// `Changed` if a file disappears meanwhile; `Invalid` for a name or link that a checkpoint cannot hold, or
+    /// a directory that does not exist; `Denied` for one that cannot be read.
+    pub async fn scan(&self, dir: &Path, selection: &Selection) -> Result<Candidate, CheckpointError> {
+        let (root, selection) = (dir.to_path_buf(), selection.clone());
+        blocking(move || scan(&root, &selection)).await
+    }
+}
+
+/// Walks `root` without following links.
+pub(crate) fn scan(root: &Path, selection: &Selection) -> Result<Candidate, CheckpointError> {
+    match fs::metadata(root) {
+        Ok(meta) if meta.is_dir() => {}
+        Ok(_) => return Err(CheckpointError::invalid(shown(root), "it is not a directory")),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            return Err(CheckpointError::invalid(shown(root), "there is no such directory"));
+        }
+        Err(e) => return Err(CheckpointError::io("scan", root, e)),
+    }
+    let mut found =
+        Candidate { root: root.to_path_buf(), entries: Vec::new(), total_bytes: 0, skipped: Vec::new() };
+    // Directories still to read, and whether all that is in them is included.
+    let mut to_read: Vec<(Option<RelPath>, bool)> = vec![(None, false)];
+    while let Some((dir, taken)) = to_read.pop() {
+        read_dir(&mut found, &mut to_read, dir.as_ref(), taken, selection)?;
+    }
+    found.entries.sort_by(|a, b| a.path.cmp(&b.path));
+    found.skipped.sort();
+    if selection.include.is_some() {
+        drop_useless_dirs(&mut found, selection);
+    }
+    Ok(found)
+}
+
+fn read_dir(
+    found: &mut Candidate,
+    to_read: &mut Vec<(Option<RelPath>, bool)>,
+    dir: Option<&RelPath>,
+    taken: bool,
+    selection: &Selection,
+) -> Result<(), CheckpointError> {
+    let full = dir.map_or_else(|| found.root.clone(), |dir| found.root.join(dir.as_path()));
+    let listing = fs::read_dir(&full).map_err(|e| vanished("scan", &full, e))?;
+    for item in listing {
+        let item = item.map_err(|e| vanished("scan", &full, e))?;
+        let mut bytes = dir.map_or_else(Vec::new, |dir| [dir.as_bytes(), b"/"].concat());
+        bytes.extend_from_slice(item.file_name().as_bytes());
+        let path = RelPath::new(bytes).map_err(|why| CheckpointError::invalid(shown(&item.path()), why))?;
+        if selection.excludes(&path) {
+            continue;
+        }
+        let taken = taken || selection.includes(&path);
+        let meta = item.metadata().map_err(|e| vanished("stat", &item.path(), e))?;
+        let kind = meta.file_type();
+        if kind.is_dir() {
+            to_read.push((Some(path.clone()), taken));
+        } else if !taken {
+            continue;
+        }
+        let node = if kind.is_dir() {
+            ScannedNode::Dir
+        } else if kind.is_symlink() {
+            let target = fs::read_link(item.path()).map_err(|e| vanished("read link", &item.path(), e))?;
+            let target = LinkTarget::new(target.as_os_str().as_bytes(), path.depth());
+            ScannedNode::Symlink(target.map_err(|why| CheckpointError::invalid(shown(&item.path()), why))?)
+        } else if kind.is_file() {
+            if meta.size() > MAX_FILE_BYTES {
+                return Err(CheckpointError::invalid(shown(&item.path()), "a file has at most 16 TiB"));
+            }
+            found.total_bytes = found.total_bytes.saturating_add(meta.size());
+            ScannedNode::File
+        } else {
+            found.skipped.push(path);
+            continue;
+        };
+        if found.entries.len() >= MAX_ENTRIES {
+            let why = format!("it holds more than {MAX_ENTRIES} files; exclude some or pack them");
+            return Err(CheckpointError::invalid(shown(&found.root), why));
+        }
+        found.entries.push(ScannedEntry { path, stat: FileStat::of(&meta), node });
+    }
+    Ok(())
+}
+
+/// Keeps a directory that is included itself, or lies in one that is, or leads to something that was taken.
+fn drop_useless_dirs(found: &mut Candidate, selection: &Selection) {
+    let mut needed = std::collections::BTreeSet::new();
+    for entry in &found.entries {
+        let taken_dir = entry.node == ScannedNode::Dir && included_with_parents(&entry.path, selection);
+        if entry.node == ScannedNode::Dir && !taken_dir {
+            continue;
+        }
+        let mut path = Some(entry.path.as_bytes());
+        while let Some(bytes) = path {
+            needed.insert(bytes.to_vec());
+            path = bytes.iter().rposition(|b| *b == b'/').map(|at| &bytes[..at]);
+        }
+    }
+    found.entries.retain(|entry| needed.contains(entry.path.as_bytes()));
+}
+
+fn included_with_parents(path: &RelPath, selection: &Selection) -> bool {
+    let is_match = |path: &Path| selection.include.as_ref().is_none_or(|set| set.is_match(path));
+    path.as_path().ancestors().any(|path| !path.as_os_str().is_empty() && is_match(path))
+}
+
+fn glob_set(globs: &[String]) -> Result<GlobSet, CheckpointError> {
+    if globs.len() > MAX_GLOBS {
+        return Err(CheckpointError::invalid(
+            "file selection",
+            format!("it has more than {MAX_GLOBS} globs"),
+        ));
+    }
+    let mut set = GlobSetBuilder::new();
+    for glob in globs {
+        let trimmed = glob.strip_prefix("./").unwrap_or(glob).trim_end_matches('/');
+        let bad =
+            |e: globset::Error| CheckpointError::invalid(format!("glob `{glob}`"), e.kind().to_string());
+        set.add(GlobBuilder::new(trimmed).literal_separator(true).build().map_err(bad)?);
+    }
+    set.build().map_err(|e| CheckpointError::invalid("file selection", e.to_string()))
+}
+
+/// A file that is gone between two looks at it means that the job is writing.
+fn vanished(operation: &str, path: &Path, error: io::Error) -> CheckpointError {
+    match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
+            CheckpointError::Changed { path: path.to_path_buf() }
+        }
+        _ => CheckpointError::io(operation, path, error),
+    }
+}
+
+fn shown(path: &Path) -> String {
+    path.display().to_string()
+}

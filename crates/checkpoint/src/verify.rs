@@ -1,0 +1,141 @@
+//! Verify: reads all of the newest checkpoint and every log entry, and reports what is wrong.
+//!
+//! Must never write: it is run by people on stores that they may only read.
+
+use std::collections::BTreeSet;
+
+use futures::TryStreamExt as _;
+
+use crate::error::CheckpointError;
+use crate::key::Digest;
+use crate::log::{Head, LogSeq, fold};
+use crate::manifest::{Entry, Node};
+use crate::repo::{LogView, Repository};
+
+/// More findings than this say nothing new; it bounds the report on a store that lost everything.
+const MAX_FINDINGS: usize = 1000;
+
+/// What was read, and what is wrong with it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct VerifyReport {
+    pub log_entries: u64,
+    /// The checkpoint whose bytes were read.
+    pub head: Option<Head>,
+    pub files: u64,
+    pub bytes: u64,
+    pub findings: Vec<Finding>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    pub object: String,
+    pub why: String,
+}
+
+impl VerifyReport {
+    #[must_use]
+    pub fn is_sound(&self) -> bool {
+        self.findings.is_empty()
+    }
+
+    fn note(&mut self, object: impl Into<String>, why: impl Into<String>) {
+        if self.findings.len() < MAX_FINDINGS {
+            self.findings.push(Finding { object: object.into(), why: why.into() });
+        }
+    }
+}
+
+impl Repository {
+    /// Reads every log entry anew, the manifests of all restorable checkpoints, and every byte of the newest.
+    ///
+    /// # Errors
+    /// Only what keeps it from looking, such as `Unavailable`; damage is in the report.
+    pub async fn verify(&self) -> Result<VerifyReport, CheckpointError> {
+        let mut report = VerifyReport::default();
+        let view = self.verify_log(&mut report).await?;
+        let state = fold(&view.entries);
+        for head in &state.heads {
+            match self.manifest(head).await {
+                Ok(_) => {}
+                Err(CheckpointError::Corrupt { object, why }) => report.note(object, why),
+                Err(e) => return Err(e),
+            }
+        }
+        if let Some(head) = state.head() {
+            self.verify_bytes(head, &mut report).await?;
+            report.head = Some(head.clone());
+        }
+        Ok(report)
+    }
+
+    /// The log up to the first entry that is unsound: what comes after it hangs on nothing.
+    async fn verify_log(&self, report: &mut VerifyReport) -> Result<LogView, CheckpointError> {
+        let (last, foreign) = self.list_log().await?;
+        for name in foreign {
+            report.note(name, "it is not a log entry and does not belong here");
+        }
+        let mut view = LogView::empty();
+        for seq in (1..=last.map_or(0, |seq| seq.0)).map(LogSeq) {
+            let pushed = match self.read_entry(seq).await {
+                Ok(Some(bytes)) => view.push(&self.objects.keys, &bytes),
+                Ok(None) => {
+                    Err(CheckpointError::corrupt(seq.object(), "it is missing but later entries exist"))
+                }
+                Err(e) => Err(e),
+            };
+            match pushed {
+                Ok(()) => report.log_entries += 1,
+                Err(CheckpointError::Corrupt { object, why }) => {
+                    report.note(object, why);
+                    break;
+                }
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(view)
+    }
+
+    async fn verify_bytes(&self, head: &Head, report: &mut VerifyReport) -> Result<(), CheckpointError> {
+        let manifest = match self.manifest(head).await {
+            Ok(manifest) => manifest,
+            // Noted above, with all other manifests.
+            Err(CheckpointError::Corrupt { .. }) => return Ok(()),
+            Err(e) => return Err(e),
+        };
+        let mut damaged = BTreeSet::new();
+        for entry in &manifest.entries {
+            let Node::File { hash, size, .. } = &entry.node else { continue };
+            match self.verify_file(entry, *hash).await {
+                Ok(()) => {
+                    report.files += 1;
+                    report.bytes += size;
+                }
+                Err(CheckpointError::Corrupt { object, why }) => {
+                    if damaged.insert(object.clone()) {
+                        report.note(object, format!("{why} (part of {})", entry.path));
+                    }
+                }
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+
+    async fn verify_file(&self, entry: &Entry, hash: Digest) -> Result<(), CheckpointError> {
+        let mut hasher = blake3::Hasher::new();
+        let mut pieces = self.pieces_of(entry.chunks().to_vec());
+        while let Some((bytes, permit)) = pieces.try_next().await? {
+            hasher = crate::objects::blocking(move || {
+                hasher.update(&bytes);
+                Ok(hasher)
+            })
+            .await?;
+            drop(permit);
+        }
+        if Digest(*hasher.finalize().as_bytes()) != hash {
+            let why = "its chunks are sound but do not make the file that the manifest describes";
+            return Err(CheckpointError::corrupt(format!("file {}", entry.path), why));
+        }
+        Ok(())
+    }
+}
