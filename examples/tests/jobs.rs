@@ -1,6 +1,6 @@
 //! The job files: all of them are understood without a warning, and the plain shell job resumes.
 
-#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "these are tests, helpers included")]
+#![expect(clippy::unwrap_used, reason = "these are tests, helpers included")]
 
 mod support;
 

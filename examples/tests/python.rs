@@ -60,15 +60,15 @@ impl Script {
     }
 
     /// Trains uninterrupted and interrupted, and compares.
-    fn compare(&self, seed: u64, args: &[&str]) {
+    fn compare(&self, seed: u64, interruptions: u32, args: &[&str]) {
         if let Some(reason) = self.missing() {
             println!("skipped {}: {reason}", self.file);
             return;
         }
         let (plain, cut) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         run_whole(self.command(plain.path(), args).env_remove("SPOTQ_CHECKPOINT_DIR"));
-        let interrupted = run_interrupted(|_| self.command(cut.path(), args), seed, 4, 30);
-        assert!(interrupted >= 3, "only {interrupted} interruptions");
+        let interrupted = run_interrupted(|_| self.command(cut.path(), args), seed, interruptions, 30);
+        assert!(interrupted >= 2, "only {interrupted} interruptions");
         let model = |dir: &Path| fs::read(dir.join("final.npz")).unwrap();
         assert!(
             model(plain.path()) == model(cut.path()),
@@ -93,12 +93,12 @@ fn torch() -> Script {
 
 #[test]
 fn jax_with_orbax_ends_the_same_when_interrupted() {
-    jax().compare(5, &["--steps", "120", "--save-every", "17"]);
+    jax().compare(5, 3, &["--steps", "120", "--save-every", "17"]);
 }
 
 #[test]
 fn torch_ends_the_same_when_interrupted() {
-    torch().compare(6, &["--steps", "120", "--save-every", "17"]);
+    torch().compare(6, 4, &["--steps", "120", "--save-every", "17"]);
 }
 
 #[test]

@@ -222,6 +222,26 @@ mod tests {
     }
 
     #[test]
+    fn a_save_replaces_a_file_and_never_writes_into_it() {
+        let (dir, data) = (tempfile::tempdir().unwrap(), Data::load(None).unwrap());
+        let mut saves = SaveDir::open(dir.path(), SaveStyle::Rename).unwrap();
+        let path = dir.path().join("step-0.ckpt");
+        fs::write(&path, "old").unwrap();
+        let old = File::open(&path).unwrap();
+        saves.save(&TrainState::new(data.alphabet.len(), 0), &data).unwrap();
+        assert_eq!(io::read_to_string(old).unwrap(), "old");
+        let failed = replace_file(&path, |out| {
+            out.write_all(b"half")?;
+            Err(io::Error::other("the disk is full"))
+        });
+        assert!(failed.is_err());
+        assert!(
+            saves.newest(&data, 0).unwrap().state.is_some(),
+            "a failed save hurt the file it was to replace"
+        );
+    }
+
+    #[test]
     fn a_failed_save_names_the_file() {
         let (dir, data) = (tempfile::tempdir().unwrap(), Data::load(None).unwrap());
         let mut saves = SaveDir::open(dir.path(), SaveStyle::Rename).unwrap();

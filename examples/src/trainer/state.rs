@@ -257,6 +257,18 @@ mod tests {
     }
 
     #[test]
+    fn the_model_is_the_same_on_every_machine_and_in_every_build() {
+        // A change of this hash changes every final model: do it on purpose, and say so in the change log.
+        let data = Data::from_bytes(b"a fixed text, so that the built-in one may change").unwrap();
+        let mut model = Vec::new();
+        write_model(&trained(&data, 1, 20), &data, &mut model).unwrap();
+        assert_eq!(
+            blake3::hash(&model).to_hex().as_str(),
+            "b52a88571c1f30b9ada1f474a146c3e5a45d43f72d9eb88470187481eccc1ebb"
+        );
+    }
+
+    #[test]
     fn a_checkpoint_cut_anywhere_or_with_any_bit_flipped_is_refused() {
         let data = Data::from_bytes(b"a text of a few symbols").unwrap();
         let bytes = checkpoint(&trained(&data, 0, 2), &data);
