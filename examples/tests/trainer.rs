@@ -198,6 +198,17 @@ fn a_crash_comes_at_its_step_and_only_in_the_attempts_asked_for() {
 }
 
 #[test]
+fn variables_that_are_set_to_nothing_are_as_good_as_absent() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = trainer(dir.path(), &["--steps", "3"]);
+    for name in ["SPOTQ_CHECKPOINT_DIR", "SPOTQ_PROGRESS_FILE", "SPOTQ_NOTICE_FILE"] {
+        command.env(name, "");
+    }
+    let lines = run_whole(&mut command);
+    assert!(!lines.iter().any(|line| line.contains("saved")), "{lines:#?}");
+}
+
+#[test]
 fn bad_input_ends_in_one_message_that_names_it() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("short.txt"), "ab").unwrap();

@@ -2,7 +2,10 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{
+    Args,
+    builder::{OsStringValueParser, TypedValueParser},
+};
 
 /// Flags of the character model's trainer.
 ///
@@ -23,15 +26,15 @@ pub struct TrainArgs {
     pub out: Option<PathBuf>,
 
     /// Directory of step-<n>.ckpt files; nothing is saved if absent.
-    #[arg(long, value_name = "DIR", env = "SPOTQ_CHECKPOINT_DIR")]
+    #[arg(long, value_name = "DIR", env = "SPOTQ_CHECKPOINT_DIR", value_parser = path())]
     pub checkpoint_dir: Option<PathBuf>,
 
     /// File that progress is appended to, as JSON lines.
-    #[arg(long, value_name = "FILE", env = "SPOTQ_PROGRESS_FILE")]
+    #[arg(long, value_name = "FILE", env = "SPOTQ_PROGRESS_FILE", value_parser = path())]
     pub progress_file: Option<PathBuf>,
 
     /// File whose appearance means: save at once.
-    #[arg(long, value_name = "FILE", env = "SPOTQ_NOTICE_FILE")]
+    #[arg(long, value_name = "FILE", env = "SPOTQ_NOTICE_FILE", value_parser = path())]
     pub notice_file: Option<PathBuf>,
 
     /// What the checkpoint directory was restored from; empty on a first start.
@@ -113,4 +116,19 @@ pub struct Variant {
     /// Internal: which process of the double fork this is.
     #[arg(long, hide = true)]
     pub stray_stage: Option<u8>,
+}
+
+impl TrainArgs {
+    /// The same, with a variable that is set to nothing taken as one that is not set.
+    pub(super) fn without_empty_paths(mut self) -> Self {
+        for path in [&mut self.checkpoint_dir, &mut self.progress_file, &mut self.notice_file] {
+            path.take_if(|path| path.as_os_str().is_empty());
+        }
+        self
+    }
+}
+
+/// Unlike the parser that clap chooses for a path, this one lets an empty one through.
+fn path() -> impl TypedValueParser<Value = PathBuf> {
+    OsStringValueParser::new().map(PathBuf::from)
 }

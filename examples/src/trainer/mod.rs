@@ -42,6 +42,7 @@ pub fn run(args: TrainArgs) -> anyhow::Result<ExitCode> {
         stray::run_stage(stage)?;
         return Ok(ExitCode::SUCCESS);
     }
+    let args = args.without_empty_paths();
     // Before anything slow, so that an early signal is not lost on the default action.
     let requests = Requests::listen(&args.variant, args.notice_file.clone())?;
     if args.variant.double_fork {
