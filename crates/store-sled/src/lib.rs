@@ -4,8 +4,8 @@
 //! crate must never acknowledge before `fdatasync` on sled's file, never give sled a value that could make such a
 //! fragment, never hide damaged bytes, and never go on after a failed sync.
 //!
-//! In the directory: `lock` (one process at a time), `sled/` (sled's own files), `blobs/` (large records and snapshots
-//! by content).
+//! In the directory: `lock` (one process at a time), `format`, `sled/` (sled's own files), `blobs/` (large records and
+//! snapshots by content), `acked` (a version that was surely reached).
 
 pub mod bench;
 mod blobs;
@@ -14,6 +14,7 @@ mod group;
 mod layout;
 mod opening;
 mod scan;
+mod watermark;
 mod writer;
 
 use std::path::{Path, PathBuf};

@@ -15,6 +15,7 @@ use crate::SledOptions;
 use crate::blobs::BlobDir;
 use crate::failure::{corrupt, io_error, sled_error, sync_data, sync_dir};
 use crate::scan::{self, Contents};
+use crate::watermark::Watermark;
 
 /// The name of sled's own data file.
 pub(crate) const SLED_FILE: &str = "db";
@@ -44,6 +45,7 @@ pub(crate) struct Opened {
     pub(crate) sled_file: File,
     pub(crate) sled_path: PathBuf,
     pub(crate) blobs: BlobDir,
+    pub(crate) watermark: Watermark,
     pub(crate) contents: Contents,
     /// Held until the store is closed. Declared last, so that it is dropped after sled.
     pub(crate) lock: File,
@@ -85,8 +87,12 @@ pub(crate) fn open(dir: &Path, options: &SledOptions) -> Result<Opened> {
     if is_new {
         write_format(dir)?;
     }
+    let (watermark, acknowledged) = Watermark::open(dir)?;
+    if acknowledged > contents.head {
+        return Err(corrupt(dir, format!("records {} to {} are missing", contents.head, acknowledged - 1)));
+    }
     blobs.sweep(&contents.referenced_blobs())?;
-    Ok(Opened { dir: dir.to_owned(), db, sled_file, sled_path, blobs, contents, lock })
+    Ok(Opened { dir: dir.to_owned(), db, sled_file, sled_path, blobs, watermark, contents, lock })
 }
 
 pub(crate) fn sled_config(dir: &Path, cache_bytes: u64) -> sled::Config {

@@ -17,6 +17,7 @@ use crate::group::Group;
 use crate::layout::{self, INLINE_BYTES, Pair};
 use crate::opening::Opened;
 use crate::scan::{self, Contents, PackInfo};
+use crate::watermark::Watermark;
 use crate::{SledOptions, SyncMode};
 
 /// How much room a commit must find per byte that it writes. sled rewrites a leaf a few times while it fills.
@@ -59,6 +60,7 @@ pub(crate) fn start(
         sled_file: opened.sled_file,
         sled_path: opened.sled_path,
         blobs: opened.blobs,
+        watermark: opened.watermark,
         contents: opened.contents,
         options,
         queued_bytes,
@@ -78,6 +80,7 @@ struct Writer {
     sled_file: File,
     sled_path: PathBuf,
     blobs: BlobDir,
+    watermark: Watermark,
     contents: Contents,
     options: SledOptions,
     queued_bytes: Arc<AtomicUsize>,
@@ -149,6 +152,7 @@ impl Writer {
                     self.contents.packs.insert(pack.first, info);
                 }
                 self.contents.head = group.next();
+                self.watermark.raise(group.next());
                 group.answer();
             }
             Err(error) => group.fail(&error),

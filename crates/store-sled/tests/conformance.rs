@@ -13,7 +13,9 @@ struct Directories(PathBuf);
 #[async_trait]
 impl Factory for Directories {
     async fn open(&self, name: &str) -> Arc<dyn Store> {
-        Arc::new(SledStore::open(&self.0.join(name), SledOptions::default()).expect("the suite opens good stores"))
+        Arc::new(
+            SledStore::open(&self.0.join(name), SledOptions::default()).expect("the suite opens good stores"),
+        )
     }
 }
 

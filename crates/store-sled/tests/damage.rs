@@ -1,0 +1,227 @@
+//! Damaged files are named, never hidden, and what can be repaired is.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use spotq_model::Version;
+use spotq_store::{ArchiveEntry, Recovered, Store, StoreError};
+use spotq_store_sled::{SledOptions, SledStore};
+use tempfile::TempDir;
+
+const RECORDS: u64 = 400;
+
+/// Two snapshots, a tail, large records, an archive.
+async fn sample() -> (TempDir, PathBuf, Recovered) {
+    let temporary = tempfile::tempdir().unwrap();
+    let dir = temporary.path().join("store");
+    let store = open(&dir).unwrap();
+    let epoch = store.take_leadership().await.unwrap();
+    for first in (0..RECORDS).step_by(4) {
+        store.append(epoch, Version(first), (first..first + 4).map(record).collect()).await.unwrap();
+        if first == 100 || first == 200 {
+            store.snapshot(epoch, Version(first), vec![first as u8; 100_000]).await.unwrap();
+        }
+    }
+    let entries = (0..40).map(|n| ArchiveEntry { key: format!("{n:03}"), value: vec![n; 500 * n as usize] });
+    store.archive(entries.collect()).await.unwrap();
+    let found = store.recover().await.unwrap();
+    assert_eq!((found.first_version(), found.version()), (Version(200), Version(RECORDS)));
+    drop(store);
+    (temporary, dir, found)
+}
+
+fn record(number: u64) -> Vec<u8> {
+    let size = if number.is_multiple_of(90) { 40_000 } else { 200 + number as usize };
+    number.to_le_bytes().into_iter().cycle().take(size).collect()
+}
+
+fn open(dir: &Path) -> Result<SledStore, StoreError> {
+    SledStore::open(dir, SledOptions::default())
+}
+
+async fn reopen(dir: &Path) -> Result<Recovered, StoreError> {
+    open(dir)?.recover().await
+}
+
+#[track_caller]
+fn assert_damaged<T: std::fmt::Debug>(result: Result<T, StoreError>, words: &str) {
+    match result {
+        Err(StoreError::Corrupt { .. }) => {
+            let message = result.unwrap_err().to_string();
+            assert!(message.contains(words), "`{message}` names `{words}`");
+            assert!(message.contains("restore it from a backup"), "`{message}` says what to do");
+        }
+        other => panic!("expected damage to be reported, found {other:?}"),
+    }
+}
+
+/// Changes sled's content behind the store's back.
+fn edit(dir: &Path, change: impl FnOnce(&sled::Db)) {
+    let db = sled::Config::new().path(dir.join("sled")).mode(sled::Mode::LowSpace).open().unwrap();
+    change(&db);
+    db.flush().unwrap();
+}
+
+fn last_record_key(db: &sled::Db) -> sled::IVec {
+    db.scan_prefix(b"r").keys().next_back().unwrap().unwrap()
+}
+
+fn snap_file(dir: &Path) -> PathBuf {
+    let names = fs::read_dir(dir.join("sled")).unwrap().map(|entry| entry.unwrap().path());
+    names.into_iter().find(|path| path.file_name().unwrap().to_string_lossy().starts_with("snap.")).unwrap()
+}
+
+#[tokio::test]
+async fn a_corrupt_summary_of_sled_is_set_aside_and_rebuilt() {
+    let (_temporary, dir, before) = sample().await;
+    let summary = reopen(&dir).await.map(|_| snap_file(&dir)).unwrap();
+    let good = fs::read(&summary).unwrap();
+    let mut flipped = good.clone();
+    flipped[good.len() / 2] ^= 1;
+    for (round, bad) in
+        [vec![], good[..good.len() / 2].to_vec(), vec![0; good.len()], flipped].iter().enumerate()
+    {
+        let summary = snap_file(&dir);
+        fs::write(&summary, bad).unwrap();
+        assert_eq!(reopen(&dir).await.as_ref(), Ok(&before), "round {round}");
+        let name = summary.file_name().unwrap().to_string_lossy().into_owned();
+        let aside = fs::read_dir(dir.join("sled")).unwrap().filter(|entry| {
+            let aside = entry.as_ref().unwrap().file_name().to_string_lossy().into_owned();
+            aside.starts_with("corrupt-") && aside.ends_with(&name)
+        });
+        assert!(aside.count() > 0, "round {round}: the bad file is kept");
+    }
+}
+
+#[tokio::test]
+async fn damaged_bytes_in_the_data_file_are_noticed_or_do_not_matter() {
+    let (_temporary, dir, before) = sample().await;
+    let data = dir.join("sled/db");
+    let good = fs::read(&data).unwrap();
+    let mut noticed = 0;
+    for offset in (0..good.len()).step_by(good.len() / 48) {
+        let copy = tempfile::tempdir().unwrap();
+        copy_tree(&dir, copy.path());
+        let mut bytes = good.clone();
+        bytes[offset] ^= 0x55;
+        fs::write(copy.path().join("sled/db"), bytes).unwrap();
+        match reopen(copy.path()).await {
+            Ok(found) => assert_eq!(found, before, "a changed byte at {offset} changed what was read"),
+            Err(StoreError::Corrupt { .. }) => noticed += 1,
+            Err(other) => panic!("a changed byte at {offset}: {other}"),
+        }
+    }
+    assert!(noticed > 0, "some of the bytes matter");
+}
+
+#[tokio::test]
+async fn a_record_that_is_not_as_written_is_named() {
+    let (_temporary, dir, _) = sample().await;
+    edit(&dir, |db| {
+        let key = last_record_key(db);
+        let mut value = db.get(&key).unwrap().unwrap().to_vec();
+        *value.last_mut().unwrap() ^= 1;
+        db.insert(key, value).unwrap();
+    });
+    assert_damaged(reopen(&dir).await, "does not match its checksum");
+}
+
+#[tokio::test]
+async fn a_gap_in_the_log_is_named() {
+    let (_temporary, dir, _) = sample().await;
+    edit(&dir, |db| {
+        let key = db.scan_prefix(b"r").keys().nth(20).unwrap().unwrap();
+        db.remove(key).unwrap();
+    });
+    assert_damaged(reopen(&dir).await, "record");
+}
+
+#[tokio::test]
+async fn a_lost_end_of_the_log_is_named() {
+    let (_temporary, dir, _) = sample().await;
+    edit(&dir, |db| drop(db.remove(last_record_key(db)).unwrap()));
+    assert_damaged(reopen(&dir).await, "are missing");
+}
+
+#[tokio::test]
+async fn a_lost_beginning_of_the_log_is_named() {
+    let (_temporary, dir, _) = sample().await;
+    edit(&dir, |db| {
+        for key in db.scan_prefix(b"s").keys() {
+            db.remove(key.unwrap()).unwrap();
+        }
+    });
+    assert_damaged(reopen(&dir).await, "are missing");
+}
+
+#[tokio::test]
+async fn a_missing_or_changed_file_of_a_large_record_is_named() {
+    let (_temporary, dir, _) = sample().await;
+    let blob = blob_path(&dir, &record(270));
+    let good = fs::read(&blob).unwrap();
+    for bad in [vec![1; good.len()], vec![]] {
+        fs::write(&blob, bad).unwrap();
+        assert_damaged(reopen(&dir).await, &blob.display().to_string());
+    }
+    fs::remove_file(&blob).unwrap();
+    assert_damaged(reopen(&dir).await, "is missing");
+}
+
+#[tokio::test]
+async fn a_bad_snapshot_falls_back_to_the_one_before_it() {
+    let (_temporary, dir, _) = sample().await;
+    fs::write(blob_path(&dir, &[200; 100_000]), b"not a snapshot").unwrap();
+    let store = open(&dir).unwrap();
+    let found = store.recover().await.unwrap();
+    assert_eq!(found.first_version(), Version(100));
+    assert_eq!(found.snapshot.as_ref().unwrap().bytes, vec![100; 100_000]);
+    assert_eq!(found.records, (100..RECORDS).map(record).collect::<Vec<_>>());
+    // The next snapshot repairs it.
+    let epoch = store.take_leadership().await.unwrap();
+    store.snapshot(epoch, Version(300), vec![30]).await.unwrap();
+    drop(store);
+    let found = reopen(&dir).await.unwrap();
+    assert_eq!((found.first_version(), found.version()), (Version(300), Version(RECORDS)));
+    assert!(!blob_path(&dir, &[200; 100_000]).exists(), "the bad snapshot is gone");
+}
+
+#[tokio::test]
+async fn both_snapshots_bad_is_damage() {
+    let (_temporary, dir, _) = sample().await;
+    for version in [100, 200] {
+        fs::remove_file(blob_path(&dir, &vec![version; 100_000])).unwrap();
+    }
+    assert_damaged(reopen(&dir).await, "are missing");
+}
+
+#[tokio::test]
+async fn old_files_go_once_nothing_needs_them() {
+    let (_temporary, dir, _) = sample().await;
+    assert!(!blob_path(&dir, &record(0)).exists(), "record 0 is behind both snapshots");
+    assert!(blob_path(&dir, &record(180)).exists(), "record 180 is behind one of them only");
+    let stray = blob_path(&dir, b"stray");
+    fs::create_dir_all(stray.parent().unwrap()).unwrap();
+    fs::write(&stray, b"stray").unwrap();
+    fs::write(dir.join("blobs/tmp-7"), b"half").unwrap();
+    let archived = open(&dir).unwrap().archived("", 100).await.unwrap();
+    assert!(!stray.exists() && !dir.join("blobs/tmp-7").exists(), "what a crash left is swept at the start");
+    assert_eq!(archived.len(), 40, "the files of the archive stay");
+}
+
+fn blob_path(dir: &Path, content: &[u8]) -> PathBuf {
+    let hash = blake3::hash(content).to_hex();
+    dir.join("blobs").join(&hash.as_str()[..2]).join(hash.as_str())
+}
+
+fn copy_tree(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            copy_tree(&entry.path(), &target);
+        } else {
+            fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}
