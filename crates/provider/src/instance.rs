@@ -1,7 +1,7 @@
 //! Instances as a cloud reports them.
 
 use serde::{Deserialize, Serialize};
-use spotq_model::{EffectKey, InstanceId, NodeId, Pool, Quote, Timestamp};
+use spotq_model::{EffectKey, GoneCause, InstanceId, NodeId, Pool, Quote, Timestamp};
 
 /// An instance that we own.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,20 +38,6 @@ impl InstanceState {
     pub fn is_gone(self) -> bool {
         matches!(self, InstanceState::Gone { .. })
     }
-}
-
-/// Why an instance is gone, as far as the cloud says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum GoneCause {
-    /// The market took it back.
-    Preempted,
-    /// We ended it.
-    Terminated,
-    /// It ended by itself.
-    Crashed,
-    /// It reached the time-to-live that it was launched with.
-    Expired,
 }
 
 /// News of one instance.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
 use spotq_model::{EffectKey, InstanceId, NodeId, Pool, Quote, Timestamp};
 
 /// Tag that names the cluster an instance belongs to; `list_owned` filters by it.
@@ -36,7 +37,7 @@ pub struct Bootstrap {
 }
 
 /// A launch that the cloud accepted.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Launched {
     pub instance: InstanceId,
     /// The price at which it was launched.

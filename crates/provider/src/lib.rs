@@ -16,7 +16,8 @@ use spotq_model::{InstanceId, Offer, Refusal, Span, Usd};
 use tokio::sync::broadcast;
 
 pub use fake::{Call, FakeProvider};
-pub use instance::{Billable, GoneCause, Instance, InstanceChange, InstanceState, TerminateState};
+pub use spotq_model::GoneCause;
+pub use instance::{Billable, Instance, InstanceChange, InstanceState, TerminateState};
 pub use launch::{Bootstrap, LaunchRequest, Launched, Secret, TAG_CLUSTER, TAG_NODE};
 
 /// How many changes a slow subscriber may fall behind before it loses the oldest ones. Losing some is harmless
