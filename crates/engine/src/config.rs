@@ -1,0 +1,81 @@
+//! What an engine is made of.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use spotq_core::Policies;
+use spotq_model::NodeId;
+use spotq_provider::CloudProvider;
+use spotq_store::Store;
+
+/// The parts and settings of an engine. The caller picks the implementations.
+#[derive(Debug, Clone)]
+pub struct EngineConfig {
+    pub policies: Policies,
+    pub store: Arc<dyn Store>,
+    pub provider: Arc<dyn CloudProvider>,
+    /// Where logs of attempts are kept.
+    pub data_dir: PathBuf,
+    /// Root of the checkpoint store, such as `file:///var/lib/spotq/checkpoints` or `s3://bucket/spotq`.
+    pub checkpoint_root: String,
+    pub secret: ClusterSecret,
+    /// How workers reach this scheduler.
+    pub server_url: String,
+    /// Given to workers on their nodes, besides what the provider sets.
+    pub worker_env: std::collections::BTreeMap<String, String>,
+    /// How often the cloud is asked for its instances and prices.
+    pub poll_every: Duration,
+    /// How often workers show that they live.
+    pub heartbeat: Duration,
+    /// A worker without a scheduler for this long saves and ends its node.
+    pub dead_man: Duration,
+}
+
+impl EngineConfig {
+    /// The prefix of one job in the checkpoint store.
+    #[must_use]
+    pub fn checkpoint_url(&self, uuid: &str) -> String {
+        format!("{}/v1/default/{uuid}", self.checkpoint_root.trim_end_matches('/'))
+    }
+}
+
+/// From which every other secret of the cluster is derived, so that none of those needs to be stored.
+#[derive(Clone)]
+pub struct ClusterSecret([u8; 32]);
+
+impl ClusterSecret {
+    #[must_use]
+    pub fn new(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
+    /// What the worker of this node shows when it joins.
+    #[must_use]
+    pub fn join_secret(&self, node: NodeId) -> String {
+        self.derive(&format!("join:{node}")).to_hex().to_string()
+    }
+
+    /// Signs the manifests and names the chunks of one job.
+    #[must_use]
+    pub fn checkpoint_key(&self, uuid: &str) -> [u8; 32] {
+        *self.derive(&format!("checkpoint:{uuid}")).as_bytes()
+    }
+
+    /// Whether `shown` is the join secret of `node`; takes the same time wherever they differ.
+    #[must_use]
+    pub fn may_join(&self, node: NodeId, shown: &str) -> bool {
+        blake3::hash(shown.as_bytes()) == blake3::hash(self.join_secret(node).as_bytes())
+    }
+
+    fn derive(&self, purpose: &str) -> blake3::Hash {
+        blake3::keyed_hash(&self.0, purpose.as_bytes())
+    }
+}
+
+impl fmt::Debug for ClusterSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ClusterSecret(…)")
+    }
+}

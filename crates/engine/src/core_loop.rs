@@ -1,0 +1,331 @@
+//! The loop: take what has come, decide, append, apply; answer and act when it is durable.
+//!
+//! Appends are pipelined: while one is being made durable the next inputs are decided on the state that it will lead
+//! to. Answers wait for the version that they saw. Effects wait until nothing is in the air, so that they never act on
+//! what a power cut could take back.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use futures::StreamExt as _;
+use futures::stream::FuturesOrdered;
+use spotq_core::{Cluster, apply, decide, due, invariants};
+use spotq_model::{Epoch, Event, Fact, Input, Offer, Progress, Report, TaskId, Timestamp, Version};
+use spotq_store::{Appending, StoreError};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::clock::now;
+use crate::config::EngineConfig;
+use crate::effects::Effects;
+use crate::handle::{Handle, INBOX_SIZE, Msg, Release, Seen, Shared};
+use crate::records::{RecordError, encode_event, rebuild};
+use crate::sessions::Sessions;
+
+/// Appends in the air at once. One is written while the next is gathered; more only add delay.
+const APPENDS_MAX: usize = 4;
+/// Messages that make one append: enough to fill a commit from a thousand callers, small enough to answer soon.
+const BATCH_MAX: usize = 512;
+/// How often time itself is an input while anything is under way.
+const TICK: Duration = Duration::from_millis(100);
+/// And while nothing is.
+const TICK_IDLE: Duration = Duration::from_secs(1);
+/// Plans are at least this far apart, so that a burst of submits is planned once.
+const PLAN_EVERY: Duration = Duration::from_millis(10);
+/// While something waits, it is looked at again this often.
+const REPLAN: Duration = Duration::from_millis(250);
+/// Events after which a snapshot is taken, so that recovery stays short.
+const SNAPSHOT_EVERY: u64 = 50_000;
+
+/// A running engine.
+#[derive(Debug)]
+pub struct Running {
+    pub handle: Handle,
+    pub(crate) shared: Shared,
+    stop: CancellationToken,
+    tasks: Vec<JoinHandle<()>>,
+    main: JoinHandle<Result<(), StoreError>>,
+}
+
+/// Recovers the state, takes the leadership and starts the loop.
+pub async fn start(config: EngineConfig) -> Result<Running, RecordError> {
+    let epoch = config.store.take_leadership().await?;
+    let recovered = config.store.recover().await?;
+    let cluster = rebuild(&recovered)?;
+    for violation in invariants::check(&cluster) {
+        tracing::error!(violation.id, violation.text, "recovered state breaks an invariant");
+    }
+    tracing::info!(%epoch, version = %cluster.version, jobs = cluster.jobs.len(), "recovered");
+    let (inbox, messages) = mpsc::channel(INBOX_SIZE);
+    let (changed, changes) = watch::channel(0);
+    let handle = Handle { inbox, changes };
+    let shared =
+        Shared { config: config.into(), sessions: Sessions::default().into(), handle: handle.clone() };
+    let stop = CancellationToken::new();
+    let core = Core {
+        durable: cluster.version,
+        cluster,
+        epoch,
+        shared: shared.clone(),
+        offers: Vec::new(),
+        progress: HashMap::new(),
+        appends: FuturesOrdered::new(),
+        answers: VecDeque::new(),
+        effects: Effects::default(),
+        changed,
+        plan_wanted: true,
+        planned: Instant::now(),
+        effects_wanted: true,
+        snapshot_at: recovered.first_version(),
+    };
+    let main = tokio::spawn(core.run(messages, stop.clone()));
+    let tasks = vec![
+        tokio::spawn(crate::poll::offers(shared.clone(), stop.clone())),
+        tokio::spawn(crate::poll::instances(shared.clone(), stop.clone())),
+        tokio::spawn(crate::poll::changes(shared.clone(), stop.clone())),
+    ];
+    Ok(Running { handle, shared, stop, tasks, main })
+}
+
+impl Running {
+    /// Ends the loop; what was acknowledged is durable already, so nothing else needs to be done.
+    pub async fn stop(self) -> Result<(), StoreError> {
+        self.stop.cancel();
+        for task in self.tasks {
+            // A poll that is in the middle of a call is not waited for.
+            task.abort();
+        }
+        self.main.await.unwrap_or(Ok(()))
+    }
+
+    /// Resolves when the loop ends by itself, which only a broken store makes it do.
+    pub async fn failed(&mut self) -> Result<(), StoreError> {
+        (&mut self.main).await.unwrap_or(Ok(()))
+    }
+}
+
+struct Core {
+    cluster: Cluster,
+    /// Everything up to here is durable.
+    durable: Version,
+    epoch: Epoch,
+    shared: Shared,
+    offers: Vec<Offer>,
+    progress: HashMap<TaskId, Progress>,
+    appends: FuturesOrdered<Appending>,
+    /// Answers, each with the version that must be durable before it goes out.
+    answers: VecDeque<(Version, Release)>,
+    effects: Effects,
+    changed: watch::Sender<u64>,
+    plan_wanted: bool,
+    planned: Instant,
+    effects_wanted: bool,
+    snapshot_at: Version,
+}
+
+impl Core {
+    async fn run(mut self, mut messages: mpsc::Receiver<Msg>, stop: CancellationToken) -> Result<(), StoreError> {
+        let mut batch = Vec::with_capacity(BATCH_MAX);
+        let mut ticked = Instant::now();
+        loop {
+            // With effects to start, no new input is taken until what they rest on is durable.
+            let room = self.appends.len() < APPENDS_MAX && !(self.effects_wanted && !self.appends.is_empty());
+            let pause = self.pause().saturating_sub(ticked.elapsed());
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return Ok(()),
+                Some(appended) = self.appends.next() => self.appended(appended?),
+                count = messages.recv_many(&mut batch, BATCH_MAX), if room => {
+                    if count == 0 {
+                        return Ok(());
+                    }
+                    self.take(&mut batch);
+                }
+                () = tokio::time::sleep(pause), if room => {
+                    ticked = Instant::now();
+                    self.tick();
+                }
+            }
+            if self.appends.is_empty() {
+                self.settled().await?;
+            }
+        }
+    }
+
+    /// Until the next tick or plan.
+    fn pause(&self) -> Duration {
+        let busy = !self.cluster.live.is_empty() || !self.cluster.queue.is_empty();
+        match (busy, self.plan_wanted) {
+            (_, true) => PLAN_EVERY.saturating_sub(self.planned.elapsed()),
+            (true, false) => TICK,
+            (false, false) => TICK_IDLE,
+        }
+    }
+
+    fn take(&mut self, batch: &mut Vec<Msg>) {
+        let mut records = Vec::new();
+        for message in batch.drain(..) {
+            match message {
+                Msg::Do { input, then } => {
+                    if let Some(input) = input {
+                        self.decide(&input, &mut records);
+                    }
+                    if let Some(then) = then {
+                        let release = then(&self.seen());
+                        self.answers.push_back((self.cluster.version, release));
+                    }
+                }
+                Msg::Offers(offers) => {
+                    let input = Input::Offers { offers };
+                    self.decide(&input, &mut records);
+                    if let Input::Offers { offers } = input {
+                        self.plan_wanted |= !self.cluster.queue.is_empty();
+                        self.offers = offers;
+                    }
+                }
+                Msg::EffectOver(key) => {
+                    self.effects.over(key);
+                    self.effects_wanted = true;
+                }
+                Msg::Joined(node) => {
+                    self.effects.node_joined(node);
+                    self.effects_wanted = true;
+                }
+            }
+        }
+        self.maybe_plan(&mut records);
+        self.append(records);
+    }
+
+    fn tick(&mut self) {
+        let mut records = Vec::new();
+        self.decide(&Input::Tick, &mut records);
+        let now = now();
+        for node in self.silent_nodes(now) {
+            self.decide(&Input::LeaseExpired { node }, &mut records);
+        }
+        self.plan_wanted |= !self.cluster.queue.is_empty() && self.planned.elapsed() >= REPLAN;
+        self.maybe_plan(&mut records);
+        self.effects_wanted = true;
+        self.append(records);
+    }
+
+    fn silent_nodes(&self, now: Timestamp) -> Vec<spotq_model::NodeId> {
+        let ttl = self.shared.config.policies.lease_ttl;
+        let ready = self.cluster.live_nodes().filter(|node| node.state == spotq_core::NodeState::Ready);
+        ready
+            .map(|node| node.id)
+            .filter(|node| now.since(self.shared.sessions.last_heard(*node, now)) > ttl)
+            .collect()
+    }
+
+    fn maybe_plan(&mut self, records: &mut Vec<Vec<u8>>) {
+        if self.plan_wanted && self.planned.elapsed() >= PLAN_EVERY && !self.offers.is_empty() {
+            self.plan_wanted = false;
+            self.planned = Instant::now();
+            let input = Input::Plan { offers: std::mem::take(&mut self.offers) };
+            self.decide(&input, records);
+            if let Input::Plan { offers } = input {
+                self.offers = offers;
+            }
+        } else if self.offers.is_empty() {
+            // Without prices there is nothing to plan; they wake the planner when they come.
+            self.plan_wanted = false;
+        }
+    }
+
+    /// Decides and applies; the records are appended by the caller in one go.
+    fn decide(&mut self, input: &Input, records: &mut Vec<Vec<u8>>) {
+        if let Input::Reported { task, report: Report::Progressed { progress }, .. } = input {
+            self.progress.insert(*task, *progress);
+            self.changed.send_modify(|count| *count += 1);
+        }
+        for event in decide(&self.cluster, &self.shared.config.policies, now(), input) {
+            if let Err(illegal) = apply(&mut self.cluster, &event) {
+                // Our own decision does not fit our own state: a fault of the core. What came before it is whole and
+                // logged; the rest is dropped, so that one job's trouble does not stop the others.
+                debug_assert!(false, "{illegal} after {input:?}");
+                tracing::error!(%illegal, "a decision was dropped");
+                break;
+            }
+            self.note(&event);
+            records.push(encode_event(&event));
+        }
+    }
+
+    fn note(&mut self, event: &Event) {
+        self.plan_wanted |= wakes_planner(&event.fact);
+        self.effects_wanted |= !matches!(event.fact, Fact::JobSubmitted { .. } | Fact::TaskWaits { .. });
+        if let Fact::TaskDone { task, outcome } = &event.fact {
+            self.progress.remove(task);
+            tracing::info!(%task, %outcome, "done");
+        }
+        if let Fact::AttemptEnded { task, generation, end, .. } = &event.fact {
+            tracing::info!(%task, %generation, ?end, "attempt ended");
+        }
+    }
+
+    fn append(&mut self, records: Vec<Vec<u8>>) {
+        if records.is_empty() {
+            self.release_answers();
+            return;
+        }
+        let expected = Version(self.cluster.version.0 - records.len() as u64);
+        self.appends.push_back(self.shared.config.store.append(self.epoch, expected, records));
+    }
+
+    fn appended(&mut self, version: Version) {
+        self.durable = version;
+        self.changed.send_modify(|count| *count += 1);
+        self.release_answers();
+    }
+
+    fn release_answers(&mut self) {
+        while self.answers.front().is_some_and(|(version, _)| *version <= self.durable) {
+            if let Some((_, release)) = self.answers.pop_front() {
+                release();
+            }
+        }
+    }
+
+    /// Everything known is durable: now it may be acted on.
+    async fn settled(&mut self) -> Result<(), StoreError> {
+        if std::mem::take(&mut self.effects_wanted) {
+            let effects = due(&self.cluster, now());
+            self.effects.run(&self.shared, &self.cluster, effects);
+            let cluster = &self.cluster;
+            self.shared.sessions.forget(|node| !cluster.live.contains(&node));
+        }
+        if self.durable.0 >= self.snapshot_at.0 + SNAPSHOT_EVERY {
+            self.snapshot_at = self.durable;
+            let bytes = serde_json::to_vec(&self.cluster).expect("the state holds only strings, numbers and lists");
+            self.shared.config.store.snapshot(self.epoch, self.durable, bytes).await?;
+        }
+        Ok(())
+    }
+
+    fn seen(&self) -> Seen<'_> {
+        Seen {
+            cluster: &self.cluster,
+            policies: &self.shared.config.policies,
+            offers: &self.offers,
+            progress: &self.progress,
+            now: now().max(self.cluster.now),
+            epoch: self.epoch,
+        }
+    }
+}
+
+/// Facts after which something that waits might be placed.
+fn wakes_planner(fact: &Fact) -> bool {
+    matches!(
+        fact,
+        Fact::JobSubmitted { .. }
+            | Fact::TaskReleased { .. }
+            | Fact::AttemptEnded { .. }
+            | Fact::NodeJoined { .. }
+            | Fact::NodeRefused { .. }
+            | Fact::NodeGone { .. }
+    )
+}
