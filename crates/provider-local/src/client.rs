@@ -33,6 +33,8 @@ use crate::{CloudConfig, LocalError, MarketConfig};
 /// How long a cloud may take to come up; it waits for an old one to end first.
 const START_PATIENCE: Duration = Duration::from_secs(15);
 const START_POLL: Duration = Duration::from_millis(10);
+/// A started cloud that is not up by then may have met an old one that was just ending.
+const ASK_AGAIN: Duration = Duration::from_secs(3);
 /// Longest of any call but the wait for changes and the shutdown; each is answered from memory.
 const CALL_LIMIT: Duration = Duration::from_secs(10);
 /// A shutdown waits for every node's grace.
@@ -282,7 +284,7 @@ impl Link {
     async fn revive(&self) -> Result<(), LocalError> {
         let started = Instant::now();
         let mut detail = "nobody answers".to_owned();
-        let mut asked = false;
+        let mut asked: Option<Instant> = None;
         while started.elapsed() < START_PATIENCE {
             match self.look_up().await {
                 Ok(hello) if hello.seed == self.seed => return Ok(()),
@@ -296,10 +298,9 @@ impl Link {
                 detail = "it was shut down".into();
                 break;
             }
-            // The one that is started waits for the lock, so a second request would only be in the way.
-            if !asked {
+            if asked.is_none_or(|at| at.elapsed() >= ASK_AGAIN) {
                 self.start().await?;
-                asked = true;
+                asked = Some(Instant::now());
             }
             tokio::time::sleep(START_POLL).await;
         }

@@ -53,7 +53,17 @@ pub struct Cloud {
     epoch: Timestamp,
     inner: Mutex<Inner>,
     latest: watch::Sender<u64>,
-    closing: watch::Sender<bool>,
+    stage: watch::Sender<Stage>,
+}
+
+/// How far the cloud's own end has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Open,
+    /// Nodes are being ended; nothing is launched any more.
+    Ending,
+    /// Nothing is left; the process may end.
+    Closed,
 }
 
 #[derive(Debug)]
@@ -124,7 +134,7 @@ impl Cloud {
                 last_call: Instant::now(),
             }),
             latest: watch::Sender::new(0),
-            closing: watch::Sender::new(false),
+            stage: watch::Sender::new(Stage::Open),
         });
         cloud.take_over()?;
         Ok(cloud)
@@ -228,10 +238,10 @@ impl Cloud {
 
     /// Resolves when there are changes after `position`, or when the cloud is closing.
     pub async fn wait_for_changes(&self, position: u64) {
-        let (mut latest, mut closing) = (self.latest.subscribe(), self.closing.subscribe());
+        let (mut latest, mut stage) = (self.latest.subscribe(), self.stage.subscribe());
         tokio::select! {
             _ = latest.wait_for(|n| *n > position) => {}
-            _ = closing.wait_for(|closing| *closing) => {}
+            _ = stage.wait_for(|stage| *stage == Stage::Closed) => {}
         }
     }
 
@@ -250,6 +260,7 @@ impl Cloud {
 
     /// Ends every node, waits until all are gone, and lets the process end.
     pub async fn close(&self) {
+        self.stage.send_replace(Stage::Ending);
         let live: Vec<InstanceId> = {
             let inner = self.inner();
             let live = inner.nodes.values().filter(|n| !n.record.seen.state.is_gone());
@@ -267,13 +278,18 @@ impl Cloud {
             }
         }
         self.cgroups.remove();
-        self.closing.send_replace(true);
+        self.stage.send_replace(Stage::Closed);
+    }
+
+    /// Whether nodes can be launched.
+    pub fn is_open(&self) -> bool {
+        *self.stage.borrow() == Stage::Open
     }
 
     /// Resolves when the process may end.
     pub async fn closed(&self) {
         // The sender lives as long as `self`.
-        let _ = self.closing.subscribe().wait_for(|closing| *closing).await;
+        let _ = self.stage.subscribe().wait_for(|stage| *stage == Stage::Closed).await;
     }
 
     /// The market's plan for a node.
@@ -334,6 +350,10 @@ impl Cloud {
         }
         if body.expires_at <= now() {
             return Err(invalid("the time-to-live of the node has passed already".into()));
+        }
+        if !self.is_open() {
+            let message = "the local cloud is shutting down".into();
+            return Err(refusal(RefusalKind::Transient, pool, LOCAL_FAULT_COOL_DOWN, message));
         }
         if let Some(at) = inner.ordered.iter().position(|r| r.scope.covers(pool)) {
             return Err(inner.ordered.remove(at));

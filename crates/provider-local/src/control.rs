@@ -129,8 +129,13 @@ pub fn router(cloud: Arc<Cloud>, token: &str) -> Router {
         }))
 }
 
-async fn hello(State(cloud): State<Arc<Cloud>>) -> Json<Hello> {
-    Json(Hello { seed: cloud.seed, run: cloud.run.clone() })
+/// A cloud that is ending does not say hello, so that whoever wants one waits for the next.
+async fn hello(State(cloud): State<Arc<Cloud>>) -> Response {
+    if cloud.is_open() {
+        Json(Hello { seed: cloud.seed, run: cloud.run.clone() }).into_response()
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE.into_response()
+    }
 }
 
 async fn offers(State(cloud): State<Arc<Cloud>>) -> Answer<Vec<Offer>> {

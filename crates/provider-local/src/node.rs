@@ -3,6 +3,7 @@
 //! A node ends because the market takes it, because it was asked to, because its time-to-live is over, or
 //! because its worker ended. Whatever the cause, all its processes and its disk are gone before it says `Gone`.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -23,6 +24,24 @@ use crate::tree::{NODE_VARIABLE, ProcessId, Watched, kill_tree};
 
 /// Upper bound on one sleep: after it the clock is read again, in case it was set.
 const LONGEST_SLEEP: Duration = Duration::from_secs(60);
+
+/// What a machine's environment has by itself, and the search paths of programs and libraries.
+const MACHINE_VARIABLES: [&str; 14] = [
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "SHELL",
+    "LANG",
+    "LANGUAGE",
+    "TZ",
+    "TMPDIR",
+    "LD_LIBRARY_PATH",
+    "PYTHONPATH",
+    "VIRTUAL_ENV",
+    "RUST_BACKTRACE",
+    "RUST_LOG",
+];
 
 /// How a task comes to its node.
 #[derive(Debug)]
@@ -168,6 +187,12 @@ fn until(at: Timestamp) -> Duration {
     at.since(now()).as_duration().min(LONGEST_SLEEP)
 }
 
+/// Whether a variable of the cloud's own environment is one that a machine has. A node has nothing else from the
+/// process that started the cloud, above all no credentials of the scheduler.
+fn is_of_the_machine(name: &OsStr) -> bool {
+    name.to_str().is_some_and(|name| MACHINE_VARIABLES.contains(&name) || name.starts_with("LC_"))
+}
+
 /// Starts the worker by way of our own program, which enters the cgroup and a new session first.
 fn start_worker(
     cloud: &Cloud,
@@ -195,6 +220,8 @@ fn start_worker(
         .arg(&disk)
         .args(["--cloud", record.seen.pool.cloud.as_str()])
         .args(["--metadata", &format!("http://127.0.0.1:{}", record.metadata_port)])
+        .env_clear()
+        .envs(std::env::vars_os().filter(|(name, _)| is_of_the_machine(name)))
         .envs(&body.env)
         .env("SPOTQ_JOIN_SECRET", &body.join_secret)
         .env(NODE_VARIABLE, &instance.0)

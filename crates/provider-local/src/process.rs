@@ -20,7 +20,7 @@ use uuid::Uuid;
 
 use crate::cloud::Cloud;
 use crate::control::{self, ControlFile};
-use crate::tree::NODE_VARIABLE;
+use crate::tree::{NODE_VARIABLE, ProcessId};
 use crate::{CloudConfig, LocalError, metadata};
 
 /// Name under which a program runs as the simulated cloud.
@@ -174,10 +174,11 @@ async fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let server = axum::serve(listener, control::router(cloud.clone(), &token)).with_graceful_shutdown(stop);
     let server = tokio::spawn(async move { server.await });
     close_when_unwanted(&cloud, Duration::from_millis(config.idle_exit_ms)).await?;
+    // From here on a starter waits for the lock instead of taking this cloud for one that stays.
+    fs::remove_file(&control).map_err(LocalError::io("remove", &control))?;
     // Callers that do not let go are cut off.
     let _ = tokio::time::timeout(LAST_ANSWERS, server).await;
     tracing::info!("local cloud ends");
-    fs::remove_file(&control).map_err(LocalError::io("remove", &control))?;
     Ok(())
 }
 
@@ -226,13 +227,22 @@ async fn lock(dir: &Path) -> Result<fs::File, LocalError> {
     loop {
         match file.try_lock() {
             Ok(()) => return Ok(file),
-            Err(fs::TryLockError::WouldBlock) if started.elapsed() < LOCK_PATIENCE => {
+            // One that listens will stay; one that does not is starting or ending.
+            Err(fs::TryLockError::WouldBlock) if started.elapsed() < LOCK_PATIENCE && !is_listening(dir) => {
                 tokio::time::sleep(LOCK_POLL).await;
             }
             Err(fs::TryLockError::WouldBlock) => return Err(LocalError::DirInUse { dir: dir.into() }),
             Err(fs::TryLockError::Error(error)) => return Err(LocalError::io("lock", &path)(error)),
         }
     }
+}
+
+/// Whether the cloud that `control.json` names is alive; after a kill the file is left behind.
+fn is_listening(dir: &Path) -> bool {
+    let control = fs::read(dir.join(CONTROL_FILE)).ok();
+    let control = control.and_then(|bytes| serde_json::from_slice::<ControlFile>(&bytes).ok());
+    let pid = control.and_then(|control| i32::try_from(control.pid).ok());
+    pid.is_some_and(|pid| ProcessId::look_up(pid).is_some())
 }
 
 /// Whole or not at all, and never readable by others, because it holds the token.

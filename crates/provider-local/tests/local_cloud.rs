@@ -158,7 +158,9 @@ async fn the_local_cloud_keeps_the_contract() {
 
 #[tokio::test]
 async fn a_worker_gets_what_it_needs_and_the_secret_is_in_no_argument_and_no_file() {
-    let script = format!("echo $SPOTQ_JOIN_SECRET $SPOTQ_NODE $EXTRA > environment; {WAITS}");
+    let script = format!(
+        "echo $CARGO_MANIFEST_DIR > foreign; echo $SPOTQ_JOIN_SECRET $SPOTQ_NODE $EXTRA > environment; {WAITS}"
+    );
     let fixture = Fixture::start(&script, |_| {}).await;
     let mut wanted = request("gcp/us-east4/us-east4-a/n2-standard-4/spot", 31);
     wanted.bootstrap.join_secret = spotq_provider::Secret::new("sesame");
@@ -174,6 +176,12 @@ async fn a_worker_gets_what_it_needs_and_the_secret_is_in_no_argument_and_no_fil
         record["metadata_port"]
     );
     assert_eq!(args, expected);
+    assert!(std::env::var_os("CARGO_MANIFEST_DIR").is_some());
+    assert_eq!(
+        fixture.written(&instance, "foreign").await,
+        "",
+        "a node has nothing else of its starter's environment"
+    );
     assert!(!record.to_string().contains("sesame"));
     let log = fs::read_to_string(fixture.cloud.dir().join("cloud.log")).unwrap();
     assert!(!log.contains("sesame"));
@@ -277,6 +285,43 @@ async fn a_cloud_that_nobody_needs_ends_and_one_with_a_node_stays() {
     while again.terminate(&launched.instance).await.unwrap() != TerminateState::Gone {}
     drop(again);
     eventually("the cloud ends", || async { (!is_alive(pid)).then_some(()) }).await;
+}
+
+#[tokio::test]
+async fn a_node_that_is_terminated_while_it_boots_never_runs() {
+    let fixture =
+        Fixture::start("touch ../../../../ran; exec sleep 600", |config| config.boot_ms = 60_000).await;
+    let launched =
+        fixture.cloud.launch(request("aws/us-east-1/us-east-1a/c7i.xlarge/spot", 1)).await.unwrap();
+    fixture.end(&launched.instance).await;
+    let state = fixture.state(&launched.instance).await;
+    assert!(matches!(state, Some(InstanceState::Gone { cause: GoneCause::Terminated, .. })), "{state:?}");
+    assert!(!fixture.dir.path().join("ran").exists());
+    fixture.cloud.shutdown().await.unwrap();
+}
+
+#[tokio::test]
+async fn clients_that_come_at_once_share_one_cloud() {
+    let fixture = Fixture::start(WAITS, |_| {}).await;
+    let old = fixture.kill_cloud();
+    eventually("the cloud is dead", || async { (!is_alive(old)).then_some(()) }).await;
+    let one = || connect(fixture.dir.path(), &fixture.config);
+    let (a, b, c) = tokio::join!(one(), one(), one());
+    assert!(a.pid() == b.pid() && b.pid() == c.pid() && a.pid() != old);
+    let pid = a.pid();
+    a.shutdown().await.unwrap();
+    eventually("the cloud ends", || async { (!is_alive(pid)).then_some(()) }).await;
+    // Nobody who lost the race is still waiting to become the cloud.
+    let dir = fixture.cloud.dir().to_str().unwrap();
+    let clouds = || {
+        let all = fs::read_dir("/proc").unwrap().flatten();
+        all.filter(|e| {
+            let line = fs::read(e.path().join("cmdline")).unwrap_or_default();
+            line.starts_with(b"spotq-localcloud") && String::from_utf8_lossy(&line).contains(dir)
+        })
+        .count()
+    };
+    eventually("all clouds of the directory end", || async { (clouds() == 0).then_some(()) }).await;
 }
 
 #[tokio::test]
