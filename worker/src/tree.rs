@@ -1,0 +1,265 @@
+//! The processes of an attempt: found in `/proc`, signalled, killed to the last one, reaped.
+//!
+//! Must never touch a process that is not marked, in the attempt's cgroup or below its launcher.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, WaitOptions};
+
+/// The variable that every process of an attempt inherits.
+pub const MARK: &str = "SPOTQ_ATTEMPT_ID";
+/// Kill rounds: each takes what the one before missed because it forked meanwhile. A tree that survives this many is
+/// stuck in the kernel, and that is reported.
+const ROUNDS_MAX: u32 = 200;
+const ROUND_PAUSE: Duration = Duration::from_millis(10);
+
+/// Where to look for an attempt's processes.
+#[derive(Debug, Clone, Default)]
+pub struct Tree {
+    /// Value of [`MARK`].
+    pub mark: String,
+    pub launcher: Option<u32>,
+    /// cgroups made for it.
+    pub cgroups: Vec<PathBuf>,
+}
+
+/// A line of `/proc/PID/stat`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stat {
+    pub pid: u32,
+    pub parent: u32,
+    /// A zombie has ended and waits to be reaped.
+    pub zombie: bool,
+}
+
+/// Every process that can be read now.
+#[must_use]
+pub fn processes() -> Vec<Stat> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    entries.flatten().filter_map(|entry| stat_of(entry.file_name().to_str()?.parse().ok()?)).collect()
+}
+
+impl Tree {
+    /// Live processes of the attempt.
+    #[must_use]
+    pub fn members(&self) -> BTreeSet<u32> {
+        let all = processes();
+        let own = std::process::id();
+        let mut found: BTreeSet<u32> = self.launcher.map(|root| below(&all, root)).unwrap_or_default();
+        for dir in &self.cgroups {
+            let text = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
+            found.extend(text.lines().filter_map(|line| line.parse::<u32>().ok()));
+        }
+        if !self.mark.is_empty() {
+            let entry = format!("{MARK}={}", self.mark);
+            let marked = all.iter().map(|p| p.pid).filter(|pid| !found.contains(pid) && has_entry(*pid, &entry));
+            let marked: Vec<u32> = marked.collect();
+            found.extend(marked);
+        }
+        let live: BTreeSet<u32> = all.iter().filter(|p| !p.zombie).map(|p| p.pid).collect();
+        found.into_iter().filter(|pid| *pid != own && live.contains(pid)).collect()
+    }
+
+    /// The processes that train: those without live children of the attempt.
+    #[must_use]
+    pub fn leaves(&self) -> BTreeSet<u32> {
+        let members = self.members();
+        let parents: BTreeSet<u32> = processes()
+            .iter()
+            .filter(|p| !p.zombie && members.contains(&p.pid))
+            .map(|p| p.parent)
+            .collect();
+        members.into_iter().filter(|pid| !parents.contains(pid)).collect()
+    }
+
+    /// Sends `signal` to each of `pids`; one that is gone already is no error.
+    pub fn signal(pids: impl IntoIterator<Item = u32>, signal: Signal) {
+        for pid in pids {
+            if let Some(pid) = to_pid(pid) {
+                let _ = rustix::process::kill_process(pid, signal);
+            }
+        }
+    }
+
+    /// Kills until nothing is left. Says what survived, if anything did.
+    pub async fn kill(&self) -> Option<String> {
+        for _ in 0..ROUNDS_MAX {
+            for dir in &self.cgroups {
+                let _ = fs::write(dir.join("cgroup.kill"), "1");
+            }
+            let members = self.members();
+            reap_orphans();
+            if members.is_empty() {
+                for dir in &self.cgroups {
+                    let _ = fs::remove_dir(dir);
+                }
+                return None;
+            }
+            Tree::signal(members, Signal::KILL);
+            tokio::time::sleep(ROUND_PAUSE).await;
+        }
+        let left: Vec<String> = self.members().iter().map(u32::to_string).collect();
+        Some(format!("processes {} could not be killed", left.join(", ")))
+    }
+}
+
+/// Kills what earlier workers of this node left behind: every process whose mark starts with `prefix`.
+pub async fn kill_leftovers(prefix: &str) -> Option<String> {
+    let entry = format!("{MARK}={prefix}");
+    let own = std::process::id();
+    for _ in 0..ROUNDS_MAX {
+        let left: Vec<u32> = processes()
+            .into_iter()
+            .filter(|p| !p.zombie && p.pid != own && has_entry_prefix(p.pid, &entry))
+            .map(|p| p.pid)
+            .collect();
+        reap_orphans();
+        if left.is_empty() {
+            return None;
+        }
+        Tree::signal(left, Signal::KILL);
+        tokio::time::sleep(ROUND_PAUSE).await;
+    }
+    Some("processes of an earlier attempt could not be killed".to_owned())
+}
+
+/// Collects ended processes that were handed to us because their own parents ended. The command that we started
+/// ourselves carries no parent in its own tree and is collected by whoever started it: it is in `ours`.
+pub fn reap_orphans() {
+    let own = std::process::id();
+    let ours = launched();
+    for process in processes() {
+        if process.zombie && process.parent == own && !ours.contains(&process.pid) {
+            if let Some(pid) = to_pid(process.pid) {
+                let _ = rustix::process::waitpid(Some(pid), WaitOptions::NOHANG);
+            }
+        }
+    }
+}
+
+/// Says that `pid` was started by us and is waited for elsewhere.
+pub fn keep_for_waiter(pid: u32) {
+    lock_launched().insert(pid);
+}
+
+/// Says that `pid` was collected.
+pub fn was_collected(pid: u32) {
+    lock_launched().remove(&pid);
+}
+
+/// Whether a process of the attempt has a file under `dir` open for writing, or mapped shared and writable.
+#[must_use]
+pub fn has_writer(pids: &BTreeSet<u32>, dir: &Path) -> bool {
+    pids.iter().any(|pid| writes_below(*pid, dir) || maps_below(*pid, dir))
+}
+
+static LAUNCHED: std::sync::Mutex<BTreeSet<u32>> = std::sync::Mutex::new(BTreeSet::new());
+
+fn lock_launched() -> std::sync::MutexGuard<'static, BTreeSet<u32>> {
+    LAUNCHED.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+fn launched() -> BTreeSet<u32> {
+    lock_launched().clone()
+}
+
+fn below(all: &[Stat], root: u32) -> BTreeSet<u32> {
+    let mut children: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+    for process in all {
+        children.entry(process.parent).or_default().push(process.pid);
+    }
+    let mut found = BTreeSet::new();
+    let mut next = vec![root];
+    while let Some(pid) = next.pop() {
+        if found.insert(pid) {
+            next.extend(children.get(&pid).into_iter().flatten());
+        }
+    }
+    found
+}
+
+fn stat_of(pid: u32) -> Option<Stat> {
+    let text = fs::read(format!("/proc/{pid}/stat")).ok()?;
+    let text = String::from_utf8_lossy(&text);
+    // The name in brackets may hold anything; the fields follow the last bracket.
+    let mut fields = text.rsplit_once(')')?.1.split_whitespace();
+    let state = fields.next()?;
+    let parent = fields.next()?.parse().ok()?;
+    Some(Stat { pid, parent, zombie: matches!(state, "Z" | "X") })
+}
+
+fn has_entry(pid: u32, entry: &str) -> bool {
+    environ(pid).split(|b| *b == 0).any(|found| found == entry.as_bytes())
+}
+
+fn has_entry_prefix(pid: u32, entry: &str) -> bool {
+    environ(pid).split(|b| *b == 0).any(|found| found.starts_with(entry.as_bytes()))
+}
+
+fn environ(pid: u32) -> Vec<u8> {
+    fs::read(format!("/proc/{pid}/environ")).unwrap_or_default()
+}
+
+fn writes_below(pid: u32, dir: &Path) -> bool {
+    let Ok(entries) = fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
+    entries.flatten().any(|entry| {
+        let below = fs::read_link(entry.path()).is_ok_and(|target| target.starts_with(dir));
+        below && is_writable(pid, &entry.file_name().to_string_lossy())
+    })
+}
+
+fn is_writable(pid: u32, fd: &str) -> bool {
+    let info = fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}")).unwrap_or_default();
+    let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
+    // Octal; the two lowest bits are the access mode, 0 means read only.
+    flags.and_then(|text| u32::from_str_radix(text.trim(), 8).ok()).is_some_and(|flags| flags & 3 != 0)
+}
+
+fn maps_below(pid: u32, dir: &Path) -> bool {
+    let maps = fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
+    let dir = dir.as_os_str().as_bytes();
+    maps.split(|b| *b == b'\n').any(|line| {
+        let mode = line.split(|b| *b == b' ').nth(1).unwrap_or_default();
+        mode.get(1) == Some(&b'w') && mode.get(3) == Some(&b's') && line.windows(dir.len()).any(|w| w == dir)
+    })
+}
+
+fn to_pid(pid: u32) -> Option<Pid> {
+    i32::try_from(pid).ok().filter(|raw| *raw > 1).and_then(Pid::from_raw)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descendants_are_found_through_any_depth() {
+        let stat = |pid, parent| Stat { pid, parent, zombie: false };
+        let all = [stat(2, 1), stat(3, 2), stat(4, 3), stat(9, 1)];
+        assert_eq!(below(&all, 2), BTreeSet::from([2, 3, 4]));
+    }
+
+    #[test]
+    fn a_file_open_for_writing_is_a_writer_and_one_open_for_reading_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().canonicalize().unwrap();
+        let me = BTreeSet::from([std::process::id()]);
+        let file = fs::File::create(path.join("a")).unwrap();
+        assert!(has_writer(&me, &path));
+        drop(file);
+        let reader = fs::File::open(path.join("a")).unwrap();
+        assert!(!has_writer(&me, &path));
+        drop(reader);
+    }
+
+    #[test]
+    fn this_process_is_listed_with_its_parent() {
+        let me = stat_of(std::process::id()).unwrap();
+        assert!(!me.zombie && me.parent > 0);
+        assert!(to_pid(0).is_none() && to_pid(1).is_none() && to_pid(u32::MAX).is_none());
+    }
+}

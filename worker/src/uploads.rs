@@ -1,0 +1,299 @@
+//! The attempt's side of the checkpoint store: restore before the start, push while it runs, outputs beside.
+//!
+//! Whether and when to push is decided elsewhere; whether a commit counts is decided by the store.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use spotq_checkpoint::{CheckpointError, JobKey, Options, PushRequest, Repository, Restore, Selection};
+use spotq_model::{CheckpointSpec, Generation, Span, Timestamp};
+use spotq_proto::v1;
+
+use crate::ids::now;
+use crate::saves::{Looker, step_in, temporary_names};
+
+/// A store that is away when an attempt starts is tried this often before the attempt gives up, about three minutes.
+const RESTORE_TRIES: u32 = 12;
+const RESTORE_PAUSE: Duration = Duration::from_millis(250);
+const RESTORE_PAUSE_MAX: Duration = Duration::from_secs(20);
+/// Outputs are pushed again at each commit; at the end a few changes under our hands are no reason to give up.
+const OUTPUT_TRIES: u32 = 3;
+/// Uploads vary; the next one is expected to take this much of the last one, in per cent.
+const ESTIMATE_PERCENT: u64 = 125;
+
+/// What a grant says about the store.
+#[derive(Clone)]
+pub struct StoreAddress {
+    pub url: String,
+    pub key: JobKey,
+    /// INV-06: the last committed step that the scheduler knows of.
+    pub newest_step: Option<u64>,
+}
+
+impl std::fmt::Debug for StoreAddress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("StoreAddress").field("url", &self.url).finish_non_exhaustive()
+    }
+}
+
+/// The opened stores of one attempt.
+#[derive(Debug)]
+pub struct Uploads {
+    repository: Repository,
+    outputs: Option<(Repository, Selection)>,
+    generation: Generation,
+    selection: Selection,
+    looker: Looker,
+    spec: CheckpointSpec,
+}
+
+/// What a restore did.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct RestoredFrom {
+    pub checkpoint: Option<v1::Checkpoint>,
+    pub fell_back: u32,
+}
+
+/// Why an attempt cannot go on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Refusal {
+    Superseded { by: u64 },
+    Failed { message: String },
+}
+
+/// A push that worked.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Held {
+    pub saved_at: Timestamp,
+    /// Absent if an earlier push already holds these files.
+    pub committed: Option<v1::Checkpoint>,
+    /// What the next one is expected to take.
+    pub estimate: Span,
+}
+
+impl Uploads {
+    /// Opens the job's checkpoints, and its outputs if it declares any.
+    ///
+    /// # Errors
+    /// An address or glob that cannot be used; the text is for people.
+    pub fn open(
+        address: &StoreAddress,
+        generation: Generation,
+        spec: &CheckpointSpec,
+        outputs: &[String],
+        looker: Looker,
+    ) -> Result<Uploads, String> {
+        let open = |url: &str| {
+            let env = std::env::vars_os().filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
+            Repository::from_url(url, address.key.clone(), env, Options::default()).map_err(|e| e.to_string())
+        };
+        let exclude: Vec<String> = temporary_names(spec.profile).iter().map(|glob| (*glob).to_owned()).collect();
+        let selection = Selection::new(&[], &exclude).map_err(|e| e.to_string())?;
+        let outputs = if outputs.is_empty() {
+            None
+        } else {
+            let chosen = Selection::new(outputs, &[]).map_err(|e| format!("`outputs:` {e}"))?;
+            Some((open(&outputs_url(&address.url))?, chosen))
+        };
+        let repository = open(&address.url)?;
+        Ok(Uploads { repository, outputs, generation, selection, looker, spec: spec.clone() })
+    }
+
+    /// Fences older attempts out, then makes `dir` hold the newest sound checkpoint.
+    ///
+    /// # Errors
+    /// See [`Refusal`].
+    pub async fn restore(&self, dir: &Path, newest_step: Option<u64>) -> Result<RestoredFrom, Refusal> {
+        let mut pause = RESTORE_PAUSE;
+        for attempt in 1.. {
+            match self.restore_once(dir, newest_step).await {
+                Ok(restored) => return Ok(restored),
+                Err(CheckpointError::Superseded { by }) => return Err(Refusal::Superseded { by: by.0 }),
+                Err(error @ CheckpointError::Unavailable { .. }) if attempt < RESTORE_TRIES => {
+                    tracing::warn!(%error, attempt, "the checkpoint store is away; trying again");
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(RESTORE_PAUSE_MAX);
+                }
+                Err(error) => return Err(Refusal::Failed { message: format!("cannot restore: {error}") }),
+            }
+        }
+        unreachable!("the loop ends by its last try")
+    }
+
+    /// Brings back what earlier attempts left as outputs; problems are only told.
+    pub async fn restore_outputs(&self, work: &Path) {
+        if let Some((repository, _)) = &self.outputs
+            && let Err(error) = repository.pull(work, &|_| {}).await
+        {
+            tracing::warn!(%error, "outputs of earlier attempts were not brought back");
+        }
+    }
+
+    /// Pushes what is in `dir` now, if `may` still allows it. `step_at` knows the step at a time.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn push(
+        &self,
+        dir: &Path,
+        may: impl FnOnce(&crate::saves::Look) -> bool,
+        step_at: impl FnOnce(Timestamp) -> Option<u64>,
+    ) -> Result<Option<Held>, CheckpointError> {
+        let started = Instant::now();
+        let (looker, wanted) = (self.looker.clone(), dir.to_owned());
+        let Ok(look) = tokio::task::spawn_blocking(move || looker.look(&wanted)).await else { return Ok(None) };
+        if look.files == 0 || !may(&look) {
+            return Ok(None);
+        }
+        let step = step_in(&look.newest_path).or_else(|| step_at(look.newest));
+        let request = PushRequest {
+            generation: self.generation,
+            step,
+            profile: self.spec.profile,
+            created_at_ms: look.newest.0,
+            selection: self.selection.clone(),
+        };
+        let pushed = self.repository.push(dir, &request, &|_| {}).await?;
+        let committed = match pushed {
+            spotq_checkpoint::Pushed::Committed(done) => Some(v1::Checkpoint {
+                sequence: done.checkpoint.0,
+                log_sequence: done.log_seq.0,
+                generation: self.generation.0,
+                step: done.step,
+                bytes_total: done.bytes_total,
+                bytes_uploaded: done.bytes_uploaded,
+                saved_at_ms: look.newest.0,
+                manifest_hash: done.manifest_hash.to_string(),
+            }),
+            spotq_checkpoint::Pushed::Unchanged(_) => None,
+        };
+        let took = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        Ok(Some(Held { saved_at: look.newest, committed, estimate: Span(took.saturating_mul(ESTIMATE_PERCENT) / 100) }))
+    }
+
+    /// Pushes the declared outputs of the working directory.
+    ///
+    /// # Errors
+    /// Text for people.
+    pub async fn push_outputs(&self, work: &Path) -> Result<(), String> {
+        let Some((repository, selection)) = &self.outputs else { return Ok(()) };
+        let request = PushRequest {
+            generation: self.generation,
+            step: None,
+            profile: self.spec.profile,
+            created_at_ms: now().0,
+            selection: selection.clone(),
+        };
+        for attempt in 1.. {
+            let candidate = repository.scan(work, selection).await.map_err(|e| format!("outputs: {e}"))?;
+            if candidate.is_empty() {
+                return Ok(());
+            }
+            match repository.push_candidate(candidate, &request, &|_| {}).await {
+                Ok(_) => return Ok(()),
+                Err(CheckpointError::Changed { .. }) if attempt < OUTPUT_TRIES => {}
+                Err(error) => return Err(format!("outputs were not uploaded: {error}")),
+            }
+        }
+        Ok(())
+    }
+
+    #[must_use]
+    pub fn has_outputs(&self) -> bool {
+        self.outputs.is_some()
+    }
+
+    async fn restore_once(
+        &self,
+        dir: &Path,
+        newest_step: Option<u64>,
+    ) -> Result<RestoredFrom, CheckpointError> {
+        self.repository.fence(self.generation).await?;
+        let restored = self.repository.restore(dir, self.generation).await?;
+        let (checkpoint, fell_back) = match restored {
+            Restore::Nothing { fell_back, .. } => (None, fell_back),
+            Restore::Restored(found) => {
+                let checkpoint = v1::Checkpoint {
+                    sequence: found.checkpoint.0,
+                    generation: found.generation.0,
+                    step: found.step,
+                    bytes_total: found.bytes,
+                    ..Default::default()
+                };
+                (Some(checkpoint), found.fell_back)
+            }
+        };
+        let step = checkpoint.as_ref().and_then(|found| found.step);
+        let behind = newest_step.is_some_and(|newest| {
+            checkpoint.is_none() || step.is_some_and(|step| step < newest)
+        });
+        if behind && fell_back.is_empty() {
+            return Err(CheckpointError::Invalid {
+                what: "the checkpoint store".to_owned(),
+                why: format!(
+                    "it holds {}, but step {} was committed; is it the same store?",
+                    step.map_or("nothing".to_owned(), |step| format!("step {step}")),
+                    newest_step.unwrap_or_default()
+                ),
+            });
+        }
+        Ok(RestoredFrom { checkpoint, fell_back: u32::try_from(fell_back.len()).unwrap_or(u32::MAX) })
+    }
+}
+
+/// Outputs have a repository of their own below the job's prefix.
+#[must_use]
+pub fn outputs_url(job_url: &str) -> String {
+    format!("{}/outputs", job_url.trim_end_matches('/'))
+}
+
+/// Makes `link` (relative to `cwd`) a link to the checkpoint directory, for a job that knows only that name.
+///
+/// # Errors
+/// Text for people: something else is there, or it cannot be made.
+pub fn link_directory(cwd: &Path, link: &str, target: &Path) -> Result<(), String> {
+    let path: PathBuf = cwd.join(link);
+    let say = |why: String| format!("checkpoint.dir `{link}`: {why}");
+    match std::fs::symlink_metadata(&path) {
+        Ok(meta) if meta.is_symlink() => {
+            // A link of ours from an earlier attempt points into that attempt's directory.
+            std::fs::remove_file(&path).map_err(|e| say(format!("cannot replace the old link: {e}")))?;
+        }
+        Ok(meta) if meta.is_dir() => {
+            // Only an empty directory is given up for the link.
+            std::fs::remove_dir(&path)
+                .map_err(|_| say("is a directory with content; use another name, or move it away".to_owned()))?;
+        }
+        Ok(_) => return Err(say("is a file; use another name, or move it away".to_owned())),
+        Err(_) => {
+            if let Some(parent) = path.parent() {
+                std::fs::create_dir_all(parent).map_err(|e| say(format!("cannot make its parent: {e}")))?;
+            }
+        }
+    }
+    std::os::unix::fs::symlink(target, &path).map_err(|e| say(format!("cannot make the link: {e}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_finds_its_checkpoints_under_its_own_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("t");
+        std::fs::create_dir(&target).unwrap();
+        link_directory(dir.path(), "out/ckpt", &target).unwrap();
+        link_directory(dir.path(), "out/ckpt", &target).unwrap();
+        assert_eq!(std::fs::read_link(dir.path().join("out/ckpt")).unwrap(), target);
+        std::fs::create_dir_all(dir.path().join("full/x")).unwrap();
+        assert!(link_directory(dir.path(), "full", &target).unwrap_err().contains("content"));
+        std::fs::write(dir.path().join("file"), "").unwrap();
+        assert!(link_directory(dir.path(), "file", &target).is_err());
+    }
+
+    #[test]
+    fn outputs_live_below_the_jobs_prefix() {
+        assert_eq!(outputs_url("s3://b/p/"), "s3://b/p/outputs");
+    }
+}
