@@ -128,3 +128,66 @@ fn without_secrets(url: &str) -> String {
         _ => url.to_owned(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open(url: &str, env: &[(&str, &str)]) -> Result<Repository, CheckpointError> {
+        let env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        Repository::from_url(url, JobKey([0; 32]), env, Options::default())
+    }
+
+    #[test]
+    fn addresses_that_cannot_be_used_are_refused_with_a_hint() {
+        for (url, hint) in [
+            ("", "file:///directory"),
+            ("relative/dir", "file:///directory"),
+            ("gs://bucket/x", "s3://"),
+            ("s3://", "bucket"),
+            ("s3:///prefix", "bucket"),
+            ("s3://bucket/a?b=c", "%3F"),
+            ("file://host/dir", "file:///absolute"),
+        ] {
+            let error = open(url, &[]).unwrap_err();
+            assert!(matches!(error, CheckpointError::Invalid { .. }), "{url}: {error:?}");
+            assert!(error.to_string().contains(hint), "{url}: {error}");
+        }
+    }
+
+    #[test]
+    fn credentials_in_an_address_are_refused_and_not_repeated() {
+        let error = open("s3://AKIAXXX:hunter2@bucket/x", &[]).unwrap_err().to_string();
+        assert!(!error.contains("hunter2") && !error.contains("AKIA"), "{error}");
+        assert!(error.contains("AWS_SECRET_ACCESS_KEY"), "{error}");
+    }
+
+    #[test]
+    fn a_prefix_keeps_its_parts_and_odd_characters() {
+        let repo = open("s3://bucket/a%20b/%C3%A9/", &[("AWS_ENDPOINT_URL", "http://127.0.0.1:1")]).unwrap();
+        assert_eq!(repo.objects.path("log/1").as_ref(), "a b/\u{e9}/log/1");
+    }
+
+    #[test]
+    fn a_local_directory_is_created() {
+        let dir = tempfile::tempdir().unwrap();
+        let deep = dir.path().join("a b/c");
+        open(Url::from_directory_path(&deep).unwrap().as_str(), &[]).unwrap();
+        assert!(deep.is_dir());
+    }
+
+    #[test]
+    fn only_this_machine_is_spoken_to_without_tls() {
+        for (endpoint, here) in [
+            ("http://127.0.0.1:9", true),
+            ("http://127.9.9.9", true),
+            ("http://localhost:9", true),
+            ("http://[::1]:9", true),
+            ("http://10.0.0.1:9", false),
+            ("http://127.0.0.1.example.com", false),
+            ("nonsense", false),
+        ] {
+            assert_eq!(is_this_machine(endpoint), here, "{endpoint}");
+        }
+    }
+}

@@ -178,3 +178,141 @@ pub fn fold(entries: &[LogEntry]) -> LogState {
     commits.retain(|head| !gone.contains(&head.checkpoint));
     LogState { heads: commits, fence, newest_generation, next_checkpoint }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// What a writer tries to append, whether or not it is allowed to: zombies do not ask.
+    #[derive(Debug, Clone, Copy)]
+    enum Step {
+        Fence,
+        Commit,
+        QuarantineNth(usize),
+        RetireNth(usize),
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<(u64, Step)>> {
+        let step = prop_oneof![
+            1 => Just(Step::Fence),
+            4 => Just(Step::Commit),
+            2 => (0..20_usize).prop_map(Step::QuarantineNth),
+            1 => (0..20_usize).prop_map(Step::RetireNth),
+        ];
+        proptest::collection::vec((1..=2_u64, step), 0..40)
+    }
+
+    fn build(steps: &[(u64, Step)]) -> Vec<LogEntry> {
+        let mut entries: Vec<LogEntry> = Vec::new();
+        let mut checkpoints = 0;
+        for (seq, (generation, step)) in (1..).zip(steps) {
+            let checkpoint = |n: usize| CheckpointSeq(n as u64 % (checkpoints + 1));
+            let action = match *step {
+                Step::Fence => Action::Fence,
+                Step::Commit => {
+                    checkpoints += 1;
+                    Action::Commit {
+                        checkpoint: CheckpointSeq(checkpoints),
+                        manifest: String::new(),
+                        manifest_hash: Digest::ZERO,
+                        bytes: 0,
+                        step: Some(checkpoints * 10),
+                    }
+                }
+                Step::QuarantineNth(n) => {
+                    Action::Quarantine { checkpoint: checkpoint(n), reason: String::new() }
+                }
+                Step::RetireNth(n) => Action::Retire { checkpoint: checkpoint(n) },
+            };
+            entries.push(LogEntry {
+                seq: LogSeq(seq),
+                generation: Generation(*generation),
+                writer_nonce: Uuid::nil(),
+                prev_hash: Digest::ZERO,
+                action,
+            });
+        }
+        entries
+    }
+
+    /// The rule of the format, read off word by word.
+    fn counts(entries: &[LogEntry], index: usize) -> bool {
+        let fenced_out = |index: usize| {
+            let before = &entries[..index];
+            before.iter().any(|e| e.action == Action::Fence && e.generation > entries[index].generation)
+        };
+        let Action::Commit { checkpoint, .. } = &entries[index].action else { return false };
+        let gone = (0..entries.len()).any(|other| match &entries[other].action {
+            Action::Quarantine { checkpoint: c, .. } | Action::Retire { checkpoint: c } => {
+                c == checkpoint && !fenced_out(other)
+            }
+            Action::Fence | Action::Commit { .. } => false,
+        });
+        !gone && !fenced_out(index)
+    }
+
+    proptest! {
+        #[test]
+        fn inv_02_06_the_head_is_the_newest_commit_that_counts(steps in steps()) {
+            let entries = build(&steps);
+            for len in 0..=entries.len() {
+                let log = &entries[..len];
+                let expected = (0..len).rev().find(|i| counts(log, *i)).map(|i| log[i].seq);
+                let state = fold(log);
+                prop_assert_eq!(state.head().map(|head| head.log_seq), expected);
+                let next = 1 + log.iter().filter(|e| matches!(e.action, Action::Commit { .. })).count() as u64;
+                prop_assert_eq!(state.next_checkpoint, CheckpointSeq(next));
+            }
+        }
+
+        #[test]
+        fn inv_02_no_older_generation_counts_after_a_fence(steps in steps()) {
+            let entries = build(&steps);
+            let state = fold(&entries);
+            let fence = entries.iter().find(|e| e.action == Action::Fence && e.generation == Generation(2));
+            if let Some(fence) = fence {
+                let zombies = state.heads.iter().filter(|h| h.generation < Generation(2) && h.log_seq > fence.seq);
+                prop_assert_eq!(zombies.count(), 0);
+            }
+        }
+
+        #[test]
+        fn inv_06_only_a_quarantine_or_retirement_lowers_the_restored_step(steps in steps()) {
+            let entries = build(&steps);
+            let step = |len: usize| fold(&entries[..len]).head().and_then(|head| head.step);
+            for (len, entry) in entries.iter().enumerate() {
+                let lowers = matches!(entry.action, Action::Quarantine { .. } | Action::Retire { .. });
+                prop_assert!(lowers || step(len + 1) >= step(len));
+            }
+        }
+    }
+
+    #[test]
+    fn names_sort_as_their_numbers_do() {
+        assert_eq!(LogSeq(7).object(), "log/00000000000000000007.json");
+        assert_eq!(LogSeq::from_file_name("00000000000000000007.json"), Some(LogSeq(7)));
+        for bad in [
+            "7.json",
+            "0000000000000000000x.json",
+            "00000000000000000007.json#1",
+            "99999999999999999999.json",
+        ] {
+            assert_eq!(LogSeq::from_file_name(bad), None, "{bad}");
+        }
+    }
+
+    /// The words in the store are the format: a change here is a change of the format.
+    #[test]
+    fn entries_are_written_as_documented() {
+        let entry = &build(&[(3, Step::Commit)])[0];
+        let json = serde_json::to_value(entry).unwrap();
+        let zero = "0".repeat(64);
+        let expected = serde_json::json!({
+            "seq": 1, "generation": 3, "writer_nonce": "00000000-0000-0000-0000-000000000000", "prev_hash": zero,
+            "kind": "commit", "checkpoint": 1, "manifest": "", "manifest_hash": zero, "bytes": 0, "step": 10,
+        });
+        assert_eq!(json, expected);
+        assert_eq!(&serde_json::from_value::<LogEntry>(json).unwrap(), entry);
+    }
+}

@@ -180,12 +180,17 @@ impl Repository {
     /// # Errors
     /// `Corrupt` if it is missing or damaged, `Invalid` if a newer spotq wrote it.
     pub async fn manifest(&self, head: &Head) -> Result<Arc<Manifest>, CheckpointError> {
-        if let Some((name, manifest)) = &*self.parent.lock().expect("no holder of this lock panics") {
-            if *name == head.manifest {
-                return Ok(Arc::clone(manifest));
-            }
+        if let Some((name, manifest)) = &*self.parent.lock().expect("no holder of this lock panics")
+            && *name == head.manifest
+        {
+            return Ok(Arc::clone(manifest));
         }
-        let manifest = Arc::new(self.read_manifest(head).await?);
+        self.read_manifest(head).await
+    }
+
+    /// The manifest as it is in the store now, whatever this process remembers.
+    pub(crate) async fn read_manifest(&self, head: &Head) -> Result<Arc<Manifest>, CheckpointError> {
+        let manifest = Arc::new(self.fetch_manifest(head).await?);
         self.remember(&head.manifest, &manifest);
         Ok(manifest)
     }
@@ -345,7 +350,7 @@ impl Repository {
         Ok(())
     }
 
-    async fn read_manifest(&self, head: &Head) -> Result<Manifest, CheckpointError> {
+    async fn fetch_manifest(&self, head: &Head) -> Result<Manifest, CheckpointError> {
         let object = &head.manifest;
         let check = |bytes: Bytes| {
             if Digest::of(&bytes) != head.manifest_hash {

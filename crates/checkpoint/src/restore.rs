@@ -140,7 +140,7 @@ impl Repository {
         dir: &Path,
         progress: &(dyn Fn(Progress) + Send + Sync),
     ) -> Result<(), CheckpointError> {
-        let manifest = self.manifest(head).await?;
+        let manifest = self.read_manifest(head).await?;
         let target = Target::of(dir)?;
         let (checked, needed) = (Arc::clone(&manifest), target.clone());
         let staging = blocking(move || {

@@ -181,22 +181,30 @@ fn read_dir(
     selection: &Selection,
 ) -> Result<(), CheckpointError> {
     let full = dir.map_or_else(|| found.root.clone(), |dir| found.root.join(dir.as_path()));
-    let listing = fs::read_dir(&full).map_err(|e| vanished("scan", &full, e))?;
+    let listing = match fs::read_dir(&full) {
+        Ok(listing) => listing,
+        // Not selected and gone: a job's own temporary directory is no reason to fail.
+        Err(e) if e.kind() == io::ErrorKind::NotFound && dir.is_some() && !taken => return Ok(()),
+        Err(e) => return Err(vanished("scan", &full, e)),
+    };
     for item in listing {
         let item = item.map_err(|e| vanished("scan", &full, e))?;
         let mut bytes = dir.map_or_else(Vec::new, |dir| [dir.as_bytes(), b"/"].concat());
         bytes.extend_from_slice(item.file_name().as_bytes());
         let path = RelPath::new(bytes).map_err(|why| CheckpointError::invalid(shown(&item.path()), why))?;
-        if selection.excludes(&path) {
+        let taken = taken || selection.includes(&path);
+        let is_dir = item.file_type().map_err(|e| vanished("stat", &item.path(), e))?.is_dir();
+        if selection.excludes(&path) || !(taken || is_dir) {
             continue;
         }
-        let taken = taken || selection.includes(&path);
-        let meta = item.metadata().map_err(|e| vanished("stat", &item.path(), e))?;
+        let meta = match item.metadata() {
+            Ok(meta) => meta,
+            Err(e) if e.kind() == io::ErrorKind::NotFound && !taken => continue,
+            Err(e) => return Err(vanished("stat", &item.path(), e)),
+        };
         let kind = meta.file_type();
         if kind.is_dir() {
             to_read.push((Some(path.clone()), taken));
-        } else if !taken {
-            continue;
         }
         let node = if kind.is_dir() {
             ScannedNode::Dir
@@ -274,4 +282,105 @@ fn vanished(operation: &str, path: &Path, error: io::Error) -> CheckpointError {
 
 fn shown(path: &Path) -> String {
     path.display().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+    use std::os::unix::net::UnixListener;
+
+    fn tree(paths: &[&str]) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        for path in paths {
+            let full = dir.path().join(path);
+            fs::create_dir_all(full.parent().unwrap()).unwrap();
+            if path.ends_with('/') {
+                fs::create_dir_all(full).unwrap();
+            } else {
+                fs::write(full, b"x").unwrap();
+            }
+        }
+        dir
+    }
+
+    fn found(dir: &Path, include: &[&str], exclude: &[&str]) -> Vec<String> {
+        let own = |globs: &[&str]| globs.iter().map(|g| (*g).to_owned()).collect::<Vec<_>>();
+        let selection = Selection::new(&own(include), &own(exclude)).unwrap();
+        scan(dir, &selection).unwrap().entries.iter().map(|e| e.path.to_string()).collect()
+    }
+
+    #[test]
+    fn globs_select_files_and_whole_directories() {
+        let dir = tree(&[
+            "a.csv",
+            "a.tmp",
+            "plots/1.png",
+            "plots/deep/2.png",
+            "other/x.csv",
+            "empty/",
+            "plots/none/",
+        ]);
+        let all = ["a.csv", "a.tmp", "empty", "other", "other/x.csv", "plots", "plots/1.png", "plots/deep"];
+        assert_eq!(found(dir.path(), &[], &[])[..8], all);
+        assert_eq!(found(dir.path(), &["*.csv"], &[]), ["a.csv"]);
+        assert_eq!(found(dir.path(), &["./**/*.csv"], &[]), ["a.csv", "other", "other/x.csv"]);
+        let plots = ["plots", "plots/1.png", "plots/deep", "plots/deep/2.png", "plots/none"];
+        assert_eq!(found(dir.path(), &["plots/"], &[]), plots);
+        assert_eq!(found(dir.path(), &["plots"], &["plots/deep", "**/none"]), ["plots", "plots/1.png"]);
+        assert_eq!(found(dir.path(), &["absent/*"], &[]), [""; 0]);
+    }
+
+    #[test]
+    fn a_glob_that_does_not_parse_is_named() {
+        let error = Selection::new(&["a[".to_owned()], &[]).unwrap_err();
+        assert!(error.to_string().contains("`a[`"), "{error}");
+    }
+
+    #[test]
+    fn links_out_of_the_directory_are_refused_and_named() {
+        for target in ["/etc/passwd", "..", "x/../../y"] {
+            let dir = tree(&["a"]);
+            symlink(target, dir.path().join("latest")).unwrap();
+            let error = scan(dir.path(), &Selection::default()).unwrap_err();
+            assert!(matches!(error, CheckpointError::Invalid { .. }), "{error:?}");
+            assert!(error.to_string().contains("latest"), "{error}");
+            let excluded = Selection::new(&[], &["latest".to_owned()]).unwrap();
+            assert_eq!(scan(dir.path(), &excluded).unwrap().entries.len(), 1);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_saved_is_left_out_and_said() {
+        let dir = tree(&["a"]);
+        let _socket = UnixListener::bind(dir.path().join("socket")).unwrap();
+        let candidate = scan(dir.path(), &Selection::default()).unwrap();
+        assert_eq!(candidate.entries.len(), 1);
+        assert_eq!(candidate.skipped, [RelPath::new("socket").unwrap()]);
+    }
+
+    #[test]
+    fn the_fingerprint_sees_every_change_and_nothing_else() {
+        let dir = tree(&["a", "d/b"]);
+        let exclude = Selection::new(&[], &["*.tmp".to_owned()]).unwrap();
+        let print = || scan(dir.path(), &exclude).unwrap().fingerprint();
+        let first = print();
+        fs::write(dir.path().join("next.tmp"), b"the next one").unwrap();
+        assert_eq!(print(), first);
+        fs::rename(dir.path().join("next.tmp"), dir.path().join("a")).unwrap();
+        let second = print();
+        assert_ne!(second, first);
+        fs::remove_file(dir.path().join("d/b")).unwrap();
+        assert_ne!(print(), second);
+    }
+
+    #[test]
+    fn a_missing_directory_is_named() {
+        let dir = tree(&["a"]);
+        for bad in ["absent", "a"] {
+            let error = scan(&dir.path().join(bad), &Selection::default()).unwrap_err();
+            assert!(matches!(error, CheckpointError::Invalid { .. }), "{error:?}");
+            assert!(error.to_string().contains(bad), "{error}");
+        }
+    }
 }

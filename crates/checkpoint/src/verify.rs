@@ -55,7 +55,7 @@ impl Repository {
         let view = self.verify_log(&mut report).await?;
         let state = fold(&view.entries);
         for head in &state.heads {
-            match self.manifest(head).await {
+            match self.read_manifest(head).await {
                 Ok(_) => {}
                 Err(CheckpointError::Corrupt { object, why }) => report.note(object, why),
                 Err(e) => return Err(e),
@@ -96,7 +96,7 @@ impl Repository {
     }
 
     async fn verify_bytes(&self, head: &Head, report: &mut VerifyReport) -> Result<(), CheckpointError> {
-        let manifest = match self.manifest(head).await {
+        let manifest = match self.read_manifest(head).await {
             Ok(manifest) => manifest,
             // Noted above, with all other manifests.
             Err(CheckpointError::Corrupt { .. }) => return Ok(()),

@@ -34,21 +34,29 @@ fn program(name: &str) -> Option<PathBuf> {
     if path.exists() {
         return Some(path);
     }
-    eprintln!(
-        "skipped: {} is not installed; run `python3 -m venv target/py/s3 && \
+    #[expect(clippy::print_stderr, reason = "a skipped test says why")]
+    {
+        eprintln!(
+            "skipped: {} is not installed; run `python3 -m venv target/py/s3 && \
          target/py/s3/bin/pip install -r crates/checkpoint/tests/requirements-s3.txt`",
-        path.display()
-    );
+            path.display()
+        );
+    }
     None
 }
 
 fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("loopback has a free port").port()
 }
 
 /// Starts a server and makes the bucket, which also shows that it is ready.
 async fn start(mut command: Command, port: u16) -> Server {
-    let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("the server starts");
     let mut server = Server { child, endpoint: format!("http://127.0.0.1:{port}") };
     let deadline = Instant::now() + START_DEADLINE;
     let client = reqwest::Client::new();
@@ -57,7 +65,7 @@ async fn start(mut command: Command, port: u16) -> Server {
         if answer.is_ok_and(|answer| answer.status().is_success()) {
             return server;
         }
-        assert!(server.child.try_wait().unwrap().is_none(), "the server ended at once");
+        assert!(server.child.try_wait().expect("own child").is_none(), "the server ended at once");
         assert!(Instant::now() < deadline, "the server did not make a bucket in {START_DEADLINE:?}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -70,12 +78,13 @@ fn env(endpoint: &str) -> Vec<(String, String)> {
 }
 
 fn open(server: &Server, url: &str) -> Repository {
-    Repository::from_url(url, JobKey([1; 32]), env(&server.endpoint), Options::default()).unwrap()
+    Repository::from_url(url, JobKey([1; 32]), env(&server.endpoint), Options::default())
+        .expect("a good address")
 }
 
 async fn passes(server: &Server) {
     let repo = open(server, "s3://bucket/jobs/one");
-    repo.probe_put_if_absent().await.unwrap();
+    repo.probe_put_if_absent().await.expect("put-if-absent is honoured");
     conformance::run(|| repo.store()).await;
     a_full_chunk_goes_through(&repo).await;
     let missing = open(server, "s3://no-such-bucket/x").probe_put_if_absent().await;
@@ -84,15 +93,18 @@ async fn passes(server: &Server) {
 
 /// Chunks of the real size, with a rest: 32 MiB + 5 bytes.
 async fn a_full_chunk_goes_through(repo: &Repository) {
-    let work = tempfile::tempdir().unwrap();
+    let work = tempfile::tempdir().expect("a temporary directory");
     let (source, target) = (work.path().join("source"), work.path().join("target"));
-    std::fs::create_dir(&source).unwrap();
+    std::fs::create_dir(&source).expect("test directory");
     let data: Vec<u8> =
         (0..(32 << 20) + 5_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
-    std::fs::write(source.join("model.bin"), &data).unwrap();
-    repo.push(&source, &conformance::request(1, 1), &|_| {}).await.unwrap();
-    repo.restore(&target, spotq_model::Generation(1)).await.unwrap();
-    assert!(std::fs::read(target.join("model.bin")).unwrap() == data, "the file came back as it was");
+    std::fs::write(source.join("model.bin"), &data).expect("test file");
+    repo.push(&source, &conformance::request(1, 1), &|_| {}).await.expect("push");
+    repo.restore(&target, spotq_model::Generation(1)).await.expect("restore");
+    assert!(
+        std::fs::read(target.join("model.bin")).expect("restored file") == data,
+        "the file came back as it was"
+    );
 }
 
 #[tokio::test]
