@@ -1,0 +1,198 @@
+//! Which scheduler to talk to: `--server`, `SPOTQ_SERVER`, the current context of the configuration file, or here.
+//!
+//! Only resolves names; it never connects. A bad configuration is an error only where it is needed.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::error::ExpectedError;
+
+/// Where `spotqd` listens unless told otherwise.
+pub const DEFAULT_SERVER: &str = "http://127.0.0.1:7470";
+
+/// The environment that matters here, so that tests need not change their own.
+#[derive(Debug, Clone, Default)]
+pub struct Surroundings {
+    /// `SPOTQ_SERVER`.
+    pub server: Option<String>,
+    /// The configuration file, if there is a home to have it in.
+    pub config: Option<PathBuf>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Config {
+    current: Option<String>,
+    #[serde(default)]
+    contexts: BTreeMap<String, ContextEntry>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ContextEntry {
+    server: String,
+}
+
+/// A larger configuration file is not one of ours.
+const CONFIG_BYTES_MAX: u64 = 1 << 20;
+
+impl Surroundings {
+    /// Of this process.
+    #[must_use]
+    pub fn of_process() -> Self {
+        let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".config"));
+        let base = std::env::var_os("XDG_CONFIG_HOME").filter(|dir| !dir.is_empty()).map(PathBuf::from);
+        Surroundings {
+            server: std::env::var("SPOTQ_SERVER").ok().filter(|server| !server.is_empty()),
+            config: base.or_else(home).map(|base| base.join("spotq/config.yaml")),
+        }
+    }
+}
+
+/// The address to dial. `flag` is `--server`: an address, or the name of a context.
+pub fn server(flag: Option<&str>, around: &Surroundings) -> Result<String, ExpectedError> {
+    if let Some(given) = flag.or(around.server.as_deref()) {
+        if looks_like_address(given) {
+            return address(given);
+        }
+        let config = read(around)?;
+        return match config.contexts.get(given) {
+            Some(entry) => address(&entry.server),
+            None => Err(unknown_context(given, &config, around)),
+        };
+    }
+    let config = read(around)?;
+    match &config.current {
+        None => Ok(DEFAULT_SERVER.into()),
+        Some(name) => match config.contexts.get(name) {
+            Some(entry) => address(&entry.server),
+            None => Err(unknown_context(name, &config, around)),
+        },
+    }
+}
+
+fn looks_like_address(text: &str) -> bool {
+    text.contains(':') || text.contains('.') || text == "localhost"
+}
+
+fn address(text: &str) -> Result<String, ExpectedError> {
+    let hint = "write for example http://127.0.0.1:7470";
+    let url = if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
+    if let Some(rest) = url.strip_prefix("https://") {
+        return Err(ExpectedError::BadInput(format!(
+            "`https://{rest}` asks for TLS, which this version does not speak\n  hint: use http:// on a trusted \
+             network or through a tunnel"
+        )));
+    }
+    let bad = |why: &str| ExpectedError::BadInput(format!("`{text}` is no address: {why}\n  hint: {hint}"));
+    let Some(rest) = url.strip_prefix("http://") else { return Err(bad("expected http://HOST:PORT")) };
+    let authority = rest.trim_end_matches('/');
+    if authority.is_empty() || authority.contains(['/', ' ', '@', '?', '#']) {
+        return Err(bad("expected http://HOST:PORT"));
+    }
+    let has_port = authority.rsplit_once(':').is_some_and(|(host, port)| {
+        !host.is_empty() && !port.contains(']') && port.parse::<u16>().is_ok_and(|p| p != 0)
+    });
+    if has_port {
+        Ok(format!("http://{authority}"))
+    } else if authority.ends_with(']') || !authority.contains(':') {
+        Ok(format!("http://{authority}:7470"))
+    } else {
+        Err(bad("the port is a number from 1 to 65535"))
+    }
+}
+
+fn read(around: &Surroundings) -> Result<Config, ExpectedError> {
+    let Some(path) = &around.config else { return Ok(Config::default()) };
+    let text = match read_text(path) {
+        Ok(text) => text,
+        Err(e) if matches!(e.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory) => {
+            return Ok(Config::default());
+        }
+        Err(e) => return Err(ExpectedError::reading(path, &e)),
+    };
+    if text.trim().is_empty() {
+        return Ok(Config::default());
+    }
+    serde_saphyr::from_str(&text).map_err(|e| {
+        ExpectedError::BadInput(format!(
+            "{}: {}\n  hint: expected `current: NAME` and `contexts: {{NAME: {{server: ADDR}}}}`",
+            path.display(),
+            e.to_string().trim()
+        ))
+    })
+}
+
+fn read_text(path: &Path) -> std::io::Result<String> {
+    use std::io::Read as _;
+    let mut text = String::new();
+    std::fs::File::open(path)?.take(CONFIG_BYTES_MAX).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+fn unknown_context(name: &str, config: &Config, around: &Surroundings) -> ExpectedError {
+    let known: Vec<&str> = config.contexts.keys().map(String::as_str).collect();
+    let place = around.config.as_deref().map_or_else(String::new, |path| format!(" in {}", path.display()));
+    let hint = if known.is_empty() {
+        "no context is defined there; an address is written HOST:PORT".to_owned()
+    } else {
+        format!("defined are: {}", known.join(", "))
+    };
+    ExpectedError::BadInput(format!(
+        "there is no context `{}`{place}\n  hint: {hint}",
+        crate::out::plain(name)
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with_config(text: &str) -> (tempfile::TempDir, Surroundings) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("config.yaml");
+        std::fs::write(&path, text).unwrap();
+        (dir, Surroundings { server: None, config: Some(path) })
+    }
+
+    #[test]
+    fn the_flag_wins_over_the_environment_over_the_context_over_the_default() {
+        let (_dir, mut around) = with_config("current: lab\ncontexts:\n  lab: {server: lab.example:9000}\n");
+        assert_eq!(server(None, &Surroundings::default()).unwrap(), DEFAULT_SERVER);
+        assert_eq!(server(None, &around).unwrap(), "http://lab.example:9000");
+        around.server = Some("127.0.0.1:1".into());
+        assert_eq!(server(None, &around).unwrap(), "http://127.0.0.1:1");
+        assert_eq!(server(Some("http://h:2/"), &around).unwrap(), "http://h:2");
+        assert_eq!(server(Some("lab"), &around).unwrap(), "http://lab.example:9000");
+    }
+
+    #[test]
+    fn addresses_get_a_scheme_and_a_port_and_nonsense_is_refused() {
+        let at = |text: &str| server(Some(text), &Surroundings::default());
+        assert_eq!(at("localhost").unwrap(), "http://localhost:7470");
+        assert_eq!(at("[::1]:80").unwrap(), "http://[::1]:80");
+        assert_eq!(at("10.0.0.1").unwrap(), "http://10.0.0.1:7470");
+        for bad in
+            ["https://h:1", "ftp://h:1", "h:port", "h:0", "h:99999", "http://", "http://a/b", "http://u@h:1"]
+        {
+            assert_eq!(at(bad).unwrap_err().exit_code(), 64, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_bad_configuration_names_its_file_and_what_was_expected() {
+        let (_dir, around) = with_config("current: lab\nkontexts: {}\n");
+        let text = server(None, &around).unwrap_err().to_string();
+        assert!(
+            text.contains("config.yaml") && text.contains("kontexts") && text.contains("contexts"),
+            "{text}"
+        );
+        let (_dir, around) = with_config("current: lab\ncontexts: {prod: {server: h}}\n");
+        let text = server(None, &around).unwrap_err().to_string();
+        assert!(text.contains("`lab`") && text.contains("prod"), "{text}");
+        let (_dir, around) = with_config(": : :\n\t- ");
+        assert_eq!(server(None, &around).unwrap_err().exit_code(), 64);
+    }
+}
