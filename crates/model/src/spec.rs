@@ -166,17 +166,11 @@ impl PlacementPolicy {
 }
 
 /// How often to try again. The two budgets are separate: a preemption is not the job's fault.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Retry {
     /// `None`: as often as it takes.
     pub preemptions: Option<u32>,
     pub failures: u32,
     /// If not empty, only these exit codes are tried again.
     pub exit_codes: Vec<i32>,
-}
-
-impl Default for Retry {
-    fn default() -> Self {
-        Retry { preemptions: None, failures: 0, exit_codes: Vec::new() }
-    }
 }

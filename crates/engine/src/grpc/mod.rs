@@ -15,7 +15,7 @@ use tonic::Status;
 use tonic::transport::Server;
 
 use crate::core_loop::Running;
-use crate::handle::EngineError;
+use crate::handle::{EngineError, Shared};
 
 /// A peer that is gone without a word is noticed after two of these.
 const KEEPALIVE: Duration = Duration::from_secs(10);
@@ -23,12 +23,19 @@ const KEEPALIVE: Duration = Duration::from_secs(10);
 const STREAMS_MAX: u32 = 1024;
 
 /// Serves until `stop` resolves. The listener is bound by the caller, who knows how to report a taken port.
-pub async fn serve(
+pub fn serve<Stop: Future<Output = ()> + Send + 'static>(
     engine: &Running,
+    listener: TcpListener,
+    stop: Stop,
+) -> impl Future<Output = Result<(), tonic::transport::Error>> + Send + use<Stop> {
+    serve_shared(engine.shared.clone(), listener, stop)
+}
+
+async fn serve_shared(
+    shared: Shared,
     listener: TcpListener,
     stop: impl Future<Output = ()> + Send,
 ) -> Result<(), tonic::transport::Error> {
-    let shared = engine.shared.clone();
     let (health, health_service) = tonic_health::server::health_reporter();
     health.set_serving::<v1::jobs_server::JobsServer<jobs::Jobs>>().await;
     let reflection = tonic_reflection::server::Builder::configure()
