@@ -134,7 +134,7 @@ impl Agent {
         std::fs::create_dir_all(&attempts).map_err(|e| WorkerError::disk("make", &attempts, e))?;
         let (journal, recovered) =
             Journal::open(&config.dir).map_err(|e| WorkerError::disk("open the journal in", &config.dir, e))?;
-        let mark_prefix = format!("{}-", config.node);
+        let mark_prefix = mark_prefix(config.node, &config.dir);
         if let Some(problem) = tree::kill_leftovers(&mark_prefix).await {
             tracing::error!(problem, "the node is not clean");
         }
@@ -433,6 +433,14 @@ fn order(id: AttemptId, grant: v1::GrantTask) -> Result<Order, String> {
         grant.checkpoint_key.as_slice().try_into().map_err(|_| "the grant's checkpoint key has not 32 bytes")?;
     let store = StoreAddress { url: grant.checkpoint_url, key: JobKey(key), newest_step: grant.newest_step };
     Ok(Order { id, spec, store })
+}
+
+/// Begins the mark of every process of this node. Node numbers repeat between clusters on one machine; the
+/// directory does not, and a worker that is started again in it finds what its predecessor left.
+fn mark_prefix(node: u64, dir: &std::path::Path) -> String {
+    let mut hasher = crate::saves::Fnv::default();
+    std::hash::Hash::hash(dir, &mut hasher);
+    format!("{node}.{:016x}-", std::hash::Hasher::finish(&hasher))
 }
 
 fn message(kind: v1::worker_message::Kind) -> v1::WorkerMessage {

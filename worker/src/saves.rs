@@ -272,8 +272,8 @@ fn globs<'a>(patterns: impl IntoIterator<Item = &'a str>) -> Result<GlobSet, glo
     set.build()
 }
 
-/// FNV-1a: the same in every run; it only compares looks of one process.
-struct Fnv(u64);
+/// FNV-1a: the same in every run. For comparing, never for anything that an attacker may choose.
+pub(crate) struct Fnv(u64);
 
 impl Default for Fnv {
     fn default() -> Self {

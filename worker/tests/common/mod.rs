@@ -306,6 +306,13 @@ impl Worker {
         Worker { child: command.spawn().unwrap(), dir: dir.to_owned() }
     }
 
+    /// A worker in the same directory, after this one has ended.
+    pub fn start_again(&mut self, scheduler: &Scheduler) {
+        let next = Worker::start(scheduler, &self.dir, &WorkerOptions::default());
+        // Without `drop` of the ended one, which would end what it left behind before its successor can.
+        std::mem::forget(std::mem::replace(self, next));
+    }
+
     pub fn signal(&self, signal: rustix::process::Signal) {
         spotq_testkit::processes::signal(self.child.id(), signal).unwrap();
     }
