@@ -284,7 +284,9 @@ impl Link {
     async fn revive(&self) -> Result<(), LocalError> {
         let started = Instant::now();
         let mut detail = "nobody answers".to_owned();
-        let mut asked: Option<Instant> = None;
+        // Held from before the last look until the cloud is up, so that one caller at a time starts one cloud.
+        let turn = self.starting_turn()?;
+        let (mut our_turn, mut asked) = (false, None::<Instant>);
         while started.elapsed() < START_PATIENCE {
             match self.look_up().await {
                 Ok(hello) if hello.seed == self.seed => return Ok(()),
@@ -298,13 +300,21 @@ impl Link {
                 detail = "it was shut down".into();
                 break;
             }
-            if asked.is_none_or(|at| at.elapsed() >= ASK_AGAIN) {
+            if !our_turn {
+                our_turn = turn.try_lock().is_ok();
+            } else if asked.is_none_or(|at| at.elapsed() >= ASK_AGAIN) {
                 self.start().await?;
                 asked = Some(Instant::now());
             }
             tokio::time::sleep(START_POLL).await;
         }
         Err(LocalError::NotUp { dir: self.dir.clone(), detail, log: self.dir.join(LOG_FILE) })
+    }
+
+    fn starting_turn(&self) -> Result<fs::File, LocalError> {
+        let path = self.dir.join("start.lock");
+        let open = fs::File::options().create(true).truncate(false).write(true).open(&path);
+        open.map_err(LocalError::io("open", &path))
     }
 
     /// Reads where the cloud listens and whether it does.
