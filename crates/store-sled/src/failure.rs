@@ -67,3 +67,29 @@ pub(crate) fn die(path: &Path, operation: &str, reason: &str) -> ! {
     );
     std::process::abort();
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    #[ignore = "ends its process; the next test runs it in one of its own"]
+    fn syncs_what_cannot_be_synced() {
+        let path = Path::new("/dev/null");
+        sync_data(&File::open(path).unwrap(), path);
+    }
+
+    #[test]
+    fn a_failed_sync_ends_the_process_and_says_why() {
+        let output = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "failure::tests::syncs_what_cannot_be_synced", "--ignored", "--nocapture"])
+            .output()
+            .unwrap();
+        assert_eq!(output.status.signal(), Some(rustix::process::Signal::ABORT.as_raw()), "{output:?}");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains("fdatasync of /dev/null failed") && said.contains("check the disk"), "{said}");
+    }
+}

@@ -71,9 +71,7 @@ pub(crate) fn open(dir: &Path, options: &SledOptions) -> Result<Opened> {
     }
     let sled_path = sled_dir.join(SLED_FILE);
     match File::open(&sled_path) {
-        // A killed process leaves pages that only the kernel has. sled writes a summary of them to a file of its own
-        // as it opens; they must be on the device before that is.
-        Ok(file) => sync_data(&file, &sled_path),
+        Ok(file) => forget_what_only_the_kernel_has(&file, &sled_path)?,
         Err(error) if error.kind() == io::ErrorKind::NotFound && is_new => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             return Err(corrupt(&sled_path, "the file is missing"));
@@ -133,6 +131,15 @@ fn lock(dir: &Path) -> Result<File> {
         Err(rustix::io::Errno::WOULDBLOCK) => Err(StoreError::InUse { path: dir.to_owned() }),
         Err(error) => Err(io_error(&path, "lock", &error.into())),
     }
+}
+
+/// Makes sure that what is read from the file is what the device has. A killed process leaves pages that only the
+/// kernel has, and sled writes a summary of them to another file as it opens, so they are synced first. A process that
+/// ended over a failed sync leaves pages that look written but are not, so the kernel is asked to read all of them again.
+fn forget_what_only_the_kernel_has(file: &File, path: &Path) -> Result<()> {
+    sync_data(file, path);
+    rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed)
+        .map_err(|error| io_error(path, "read again", &error.into()))
 }
 
 /// Whether the store was created completely, in a format that we know.

@@ -1,5 +1,7 @@
 //! Damaged files are named, never hidden, and what can be repaired is.
 
+#![expect(clippy::unwrap_used, reason = "a test, helpers included, ends at the first surprise")]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 

@@ -1,5 +1,11 @@
 //! kill -9 at any moment loses nothing that was acknowledged.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test, helpers included, ends at the first surprise"
+)]
+
 mod common;
 
 use common::records::Load;

@@ -1,5 +1,11 @@
 //! A full disk, a read-only directory, a directory in use and the like are named as such, and lose nothing.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test, helpers included, ends at the first surprise"
+)]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;

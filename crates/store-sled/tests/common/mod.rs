@@ -48,21 +48,28 @@ impl Writer {
 
     /// Waits until the acknowledgements satisfy `enough`.
     pub fn wait_until(&mut self, what: &str, mut enough: impl FnMut(&Acks) -> bool) -> Acks {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
+        wait_for(what, || {
             let acks = self.acks();
             if enough(&acks) {
-                return acks;
+                return Some(acks);
             }
             if let Some(status) = self.child.try_wait().unwrap() {
-                panic!("the writer ended ({status}) before {what}");
+                panic!("the writer ended ({status}) before {what}; acknowledged so far: {acks:?}");
             }
-            assert!(
-                Instant::now() < deadline,
-                "no {what} within {PATIENCE:?}; acknowledged so far: {acks:?}"
-            );
-            std::thread::yield_now();
+            None
+        })
+    }
+}
+
+/// Waits until the condition holds.
+fn wait_for<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(value) = condition() {
+            return value;
         }
+        assert!(Instant::now() < deadline, "no {what} within {PATIENCE:?}");
+        std::thread::yield_now();
     }
 }
 
