@@ -195,7 +195,9 @@ pub fn deepest(error: &(dyn std::error::Error + 'static), otherwise: &str) -> St
         text = inner.to_string();
         cause = inner.source();
     }
-    one_line(&text.to_lowercase())
+    // The number says less than the words before it.
+    let words = text.split(" (os error").next().unwrap_or_default();
+    one_line(&words.to_lowercase())
 }
 
 /// An error with what caused it, in one line.
