@@ -42,7 +42,7 @@ pub enum CheckpointError {
     Denied { what: String },
 
     /// Try again later: nothing is known to be wrong with the data.
-    #[error("{what} failed for now; it is safe to try again")]
+    #[error("{what} failed; it is safe to try again")]
     Unavailable {
         what: String,
         #[source]

@@ -18,7 +18,7 @@ use uuid::Uuid;
 
 use crate::error::CheckpointError;
 use crate::key::Digest;
-use crate::log::{CheckpointSeq, Head};
+use crate::log::{CheckpointSeq, Head, LogSeq};
 use crate::manifest::{ChunkRef, Entry, Manifest, Node};
 use crate::objects::{Task, blocking};
 use crate::push::{BUDGET_UNITS, Progress, budget_units};
@@ -51,9 +51,13 @@ pub enum Restore {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Restored {
     pub checkpoint: CheckpointSeq,
+    pub log_seq: LogSeq,
     pub generation: Generation,
     pub step: Option<u64>,
     pub bytes: u64,
+    /// When its files were written, as its writer said.
+    pub created_at_ms: u64,
+    pub manifest_hash: Digest,
     /// Newer checkpoints that are damaged.
     pub fell_back: Vec<FellBack>,
 }
@@ -97,7 +101,7 @@ impl Repository {
                 return Ok(Restore::Nothing { fell_back, set_aside });
             };
             match self.materialise(head, dir, progress).await {
-                Ok(()) => return Ok(Restore::Restored(restored(head, fell_back))),
+                Ok(manifest) => return Ok(Restore::Restored(restored(head, &manifest, fell_back))),
                 Err(CheckpointError::Corrupt { object, why }) => {
                     tracing::warn!(checkpoint = %head.checkpoint, %object, %why, "damaged checkpoint; falling back");
                     self.quarantine(generation, head.checkpoint, &format!("{object}: {why}")).await?;
@@ -124,7 +128,7 @@ impl Repository {
         let mut fell_back = Vec::new();
         for head in view.state.heads.iter().rev() {
             match self.materialise(head, dir, progress).await {
-                Ok(()) => return Ok(Restore::Restored(restored(head, fell_back))),
+                Ok(manifest) => return Ok(Restore::Restored(restored(head, &manifest, fell_back))),
                 Err(CheckpointError::Corrupt { object, why }) => {
                     fell_back.push(FellBack { checkpoint: head.checkpoint, step: head.step, object, why });
                 }
@@ -139,7 +143,7 @@ impl Repository {
         head: &Head,
         dir: &Path,
         progress: &(dyn Fn(Progress) + Send + Sync),
-    ) -> Result<(), CheckpointError> {
+    ) -> Result<Arc<Manifest>, CheckpointError> {
         let manifest = self.read_manifest(head).await?;
         let target = Target::of(dir)?;
         let (checked, needed) = (Arc::clone(&manifest), target.clone());
@@ -175,7 +179,8 @@ impl Repository {
             finish(&staging.path, &finished)?;
             target.publish(staging)
         })
-        .await
+        .await?;
+        Ok(manifest)
     }
 
     /// Chunks in the order given, verified, read ahead as far as the budget allows. Permits are
@@ -435,9 +440,12 @@ fn finish(root: &Path, manifest: &Manifest) -> Result<(), CheckpointError> {
     sync_dir(root)
 }
 
-fn restored(head: &Head, fell_back: Vec<FellBack>) -> Restored {
+fn restored(head: &Head, manifest: &Manifest, fell_back: Vec<FellBack>) -> Restored {
     Restored {
         checkpoint: head.checkpoint,
+        log_seq: head.log_seq,
+        created_at_ms: manifest.created_at_ms,
+        manifest_hash: head.manifest_hash,
         generation: head.generation,
         step: head.step,
         bytes: head.bytes,
