@@ -2,8 +2,9 @@
 //! state; large records go to their files while the group is built.
 
 use spotq_model::{Epoch, Version};
-use spotq_store::{Appender, Result, StoreError};
+use spotq_store::{Result, StoreError};
 
+use crate::answers::Answer;
 use crate::blobs::BlobDir;
 use crate::layout::{Entry, INLINE_BYTES, Pack, Pair};
 use crate::writer::Append;
@@ -20,7 +21,7 @@ pub(crate) struct Group {
     epoch: Epoch,
     next: u64,
     packs: Vec<Pack>,
-    answers: Vec<(Appender, Result<Version>)>,
+    answers: Vec<Answer>,
     bytes: usize,
 }
 
@@ -72,22 +73,19 @@ impl Group {
         self.packs.iter().flat_map(Pack::pairs).collect()
     }
 
-    /// Tells every caller what became of its append.
-    pub(crate) fn answer(self) {
-        for (appender, result) in self.answers {
-            appender.answer(result);
-        }
+    /// What to tell the callers once the group is durable.
+    pub(crate) fn committed(self) -> Vec<Answer> {
+        self.answers
     }
 
-    /// Tells every caller that nothing was acknowledged.
-    pub(crate) fn fail(self, error: &StoreError) {
-        for (appender, result) in self.answers {
+    /// What to tell the callers when it was not written.
+    pub(crate) fn failed(self, error: &StoreError) -> Vec<Answer> {
+        let failed = self.answers.into_iter().map(|(appender, result)| match result {
             // A fence holds whatever the disk does; everything else depended on this commit.
-            appender.answer(match result {
-                Err(fenced @ StoreError::Fenced { .. }) => Err(fenced),
-                _ => Err(error.clone()),
-            });
-        }
+            Err(fenced @ StoreError::Fenced { .. }) => (appender, Err(fenced)),
+            _ => (appender, Err(error.clone())),
+        });
+        failed.collect()
     }
 
     fn push(&mut self, records: Vec<Vec<u8>>, blobs: &BlobDir) -> Result<Version> {

@@ -7,6 +7,7 @@
 //! In the directory: `lock` (one process at a time), `format`, `sled/` (sled's own files), `blobs/` (large records and
 //! snapshots by content), `acked` (a version that was surely reached).
 
+mod answers;
 pub mod bench;
 mod blobs;
 mod failure;
@@ -31,6 +32,7 @@ use tokio::sync::{mpsc, oneshot};
 
 pub use bench::{BatchRecorder, bare_group_commit};
 
+use crate::answers::AnswerDesk;
 use crate::blobs::BlobDir;
 use crate::writer::Command;
 
@@ -76,6 +78,7 @@ pub struct SledStore {
     writer: Option<JoinHandle<()>>,
     tree: sled::Tree,
     blobs: BlobDir,
+    answers: AnswerDesk,
 }
 
 impl Default for SledOptions {
@@ -102,7 +105,8 @@ impl SledStore {
         let queued_bytes = Arc::new(AtomicUsize::new(0));
         let tree = (*opened.db).clone();
         let blobs = opened.blobs.clone();
-        let writer = writer::start(opened, options, receiver, Arc::clone(&queued_bytes))?;
+        let answers = AnswerDesk::default();
+        let writer = writer::start(opened, options, receiver, Arc::clone(&queued_bytes), answers.clone())?;
         Ok(Self {
             dir: dir.to_owned(),
             sender: Some(sender),
@@ -110,6 +114,7 @@ impl SledStore {
             writer: Some(writer),
             tree,
             blobs,
+            answers,
         })
     }
 
@@ -154,6 +159,7 @@ impl Store for SledStore {
         if let Err(error) = check_records(&records) {
             return Appending::ready(Err(error));
         }
+        self.answers.attach();
         let bytes = records.iter().map(Vec::len).sum();
         let (appender, appending) = Appending::pair();
         let command = Command::Append(writer::Append { epoch, expected, records, bytes, appender });

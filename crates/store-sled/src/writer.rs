@@ -11,6 +11,7 @@ use spotq_model::{Epoch, Version};
 use spotq_store::{Appender, ArchiveEntry, Recovered, Result, StoreError};
 use tokio::sync::{mpsc, oneshot};
 
+use crate::answers::AnswerDesk;
 use crate::blobs::{BlobDir, Staged};
 use crate::failure::{die, io_error, sled_error, sync_data};
 use crate::group::Group;
@@ -52,6 +53,7 @@ pub(crate) fn start(
     options: SledOptions,
     queue: mpsc::Receiver<Command>,
     queued_bytes: Arc<AtomicUsize>,
+    answers: AnswerDesk,
 ) -> Result<JoinHandle<()>> {
     let dir = opened.dir.clone();
     let writer = Writer {
@@ -64,6 +66,7 @@ pub(crate) fn start(
         contents: opened.contents,
         options,
         queued_bytes,
+        answers,
         failed: None,
         _lock: opened.lock,
     };
@@ -84,6 +87,7 @@ struct Writer {
     contents: Contents,
     options: SledOptions,
     queued_bytes: Arc<AtomicUsize>,
+    answers: AnswerDesk,
     /// Set by the first failed write.
     failed: Option<StoreError>,
     _lock: File,
@@ -153,9 +157,9 @@ impl Writer {
                 }
                 self.contents.head = group.next();
                 self.watermark.raise(group.next());
-                group.answer();
+                self.answers.answer(group.committed());
             }
-            Err(error) => group.fail(&error),
+            Err(error) => self.answers.answer(group.failed(&error)),
         }
     }
 

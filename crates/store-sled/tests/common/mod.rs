@@ -83,7 +83,10 @@ impl Drop for Writer {
 impl Acks {
     pub fn read(path: &Path) -> Self {
         let mut acks = Self::default();
-        for line in std::fs::read_to_string(path).unwrap_or_default().lines() {
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        // The last line may be half written still.
+        let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+        for line in whole.lines() {
             let (word, number) = line.split_once(' ').unwrap();
             let number = number.parse().unwrap();
             match word {
