@@ -132,9 +132,7 @@ impl ExpectedError {
         let text = format!("cannot {what}: {said}");
         match status.code() {
             Code::InvalidArgument | Code::OutOfRange => ExpectedError::BadInput(text),
-            Code::NotFound => {
-                ExpectedError::NotFound(format!("{text}\n  hint: `spotq queue --all` lists the jobs"))
-            }
+            Code::NotFound => ExpectedError::NotFound(text),
             Code::FailedPrecondition | Code::AlreadyExists | Code::Aborted => ExpectedError::Refused(text),
             Code::PermissionDenied | Code::Unauthenticated => {
                 ExpectedError::Refused(format!("{text}\n  hint: ask whoever runs the scheduler at {server}"))

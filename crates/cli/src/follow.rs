@@ -150,6 +150,8 @@ impl Follow {
     fn take(&mut self, event: Event) -> Result<Option<u8>, ExpectedError> {
         match event {
             Event::View(index, view) => self.view(index, view),
+            // The narrator tells of attempts, and earlier.
+            Event::Log(chunk) if is_of_an_attempt(&chunk) => {}
             Event::Log(chunk) => show(&mut self.screen, &chunk)?,
             Event::LogsEnd => self.logs_open = false,
             Event::Away(why) => say_away(&self.screen, &mut self.away, &why),
@@ -240,6 +242,11 @@ async fn cancel(client: Client, task: TaskId) {
             Ok(_) | Err(_) => return,
         }
     }
+}
+
+/// Whether it is the scheduler's note about the beginning or the end of an attempt.
+fn is_of_an_attempt(chunk: &v1::LogsReply) -> bool {
+    chunk.stream() == v1::LogStream::Note && chunk.data.starts_with(format!("attempt {} ", chunk.generation).as_bytes())
 }
 
 fn show(screen: &mut Screen, chunk: &v1::LogsReply) -> Result<(), ExpectedError> {

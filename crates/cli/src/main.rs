@@ -30,6 +30,9 @@ use crate::error::ExpectedError;
 use crate::out::{NoColour, Out};
 
 fn main() -> ExitCode {
+    if let Some(code) = spotq_scheduler::by_name(std::env::args_os()) {
+        return code;
+    }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(e) => return usage(&e),

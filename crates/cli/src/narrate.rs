@@ -85,7 +85,7 @@ impl Narrator {
     }
 }
 
-/// One line for now: step, price, attempt, money saved so far.
+/// How it stands, in one line: step, price, attempt, money saved so far.
 #[must_use]
 pub fn status(job: &v1::JobView, now: Timestamp) -> String {
     let id = words::task(job);
@@ -171,11 +171,14 @@ fn headline(job: &v1::JobView, now: Timestamp) -> String {
             let resumed = from.map_or_else(String::new, |step| format!(", resumed at step {step}"));
             format!("attempt {} runs on {place}{rate}{resumed}", job.generation)
         }
+        // A stop that was asked for is no notice of the cloud.
+        "draining" if job.reason.starts_with("asked to stop") => format!("job {id} was {}", job.reason),
         "draining" => match job.deadline_ms {
             Some(at) => format!("notice on {place}: it goes {}; saving", words::until(Timestamp(at), now)),
             None => format!("notice on {place}; saving"),
         },
-        "completing" => "the command is over, keeping what it left".to_owned(),
+        "completing" if job.reason.is_empty() => "the command is over".to_owned(),
+        "completing" => format!("the command is over: {}", job.reason),
         "done" => farewell(job),
         other => format!("job {id} is {other}"),
     };
@@ -201,10 +204,10 @@ fn farewell(job: &v1::JobView) -> String {
 
 /// What the end of an attempt left to go on from.
 fn saved(attempt: &v1::AttemptView, job: &v1::JobView) -> String {
-    let newest = job.checkpoint.as_ref();
-    match (attempt.committed_step.or(newest.and_then(|c| c.step)), newest) {
+    match (attempt.committed_step, &job.checkpoint) {
         (Some(step), _) => format!("checkpoint at step {step} saved"),
-        (None, Some(_)) => "checkpoint saved".to_owned(),
+        (None, Some(v1::Checkpoint { step: Some(step), .. })) => format!("an earlier checkpoint at step {step} is there"),
+        (None, Some(_)) => "a checkpoint is there".to_owned(),
         (None, None) => "no checkpoint yet".to_owned(),
     }
 }

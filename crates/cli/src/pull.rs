@@ -65,7 +65,7 @@ pub async fn pull(client: &Client, args: &PullArgs, out: &Out) -> Result<(), Exp
     Ok(())
 }
 
-fn open(url: &str, key: &[u8]) -> Result<Repository, ExpectedError> {
+pub(crate) fn open(url: &str, key: &[u8]) -> Result<Repository, ExpectedError> {
     let key: [u8; 32] = key.try_into().map_err(|_| {
         ExpectedError::Internal(format!("the scheduler sent a key of {} bytes: expected 32", key.len()))
     })?;

@@ -188,11 +188,13 @@ impl Seen {
     /// The part of `chunk` that is new.
     fn fresh(&mut self, mut chunk: v1::LogsReply) -> Option<v1::LogsReply> {
         if chunk.stream() == v1::LogStream::Note {
-            // Notes may be made anew from the history, so that their number says nothing; their text and time do.
+            // Notes are made anew from the history, so that their number says nothing; their time and first words
+            // do. What follows a comma may have become known later.
             if self.notes.len() >= NOTES_MAX {
                 self.notes.pop_first();
             }
-            return self.notes.insert((chunk.generation, chunk.at_ms, chunk.data.clone())).then_some(chunk);
+            let words = chunk.data.split(|b| *b == b',').next().unwrap_or_default().to_vec();
+            return self.notes.insert((chunk.generation, chunk.at_ms, words)).then_some(chunk);
         }
         let key = (chunk.generation, chunk.stream);
         let came = self.came.entry(key).or_default();
@@ -226,11 +228,11 @@ mod tests {
     fn after_a_reconnect_only_what_is_new_is_passed_however_it_is_cut() {
         use v1::LogStream::{Note, Stderr, Stdout};
         let mut seen = Seen::default();
-        let first = vec![chunk(1, Stdout, "hello "), chunk(1, Stderr, "warn"), chunk(1, Note, "note")];
-        assert_eq!(pass(&mut seen, first), "hello |warn|note");
+        let first = vec![chunk(1, Stdout, "hello "), chunk(1, Stderr, "warn"), chunk(1, Note, "attempt 1")];
+        assert_eq!(pass(&mut seen, first), "hello |warn|attempt 1");
         seen.restart();
         let again = vec![
-            chunk(1, Note, "note"),
+            chunk(1, Note, "attempt 1, resumed at step 3"),
             chunk(1, Stdout, "hel"),
             chunk(1, Stdout, "lo wor"),
             chunk(1, Stderr, "warning"),

@@ -201,6 +201,7 @@ fn run_passes_output_through_once_across_a_restart_and_ends_with_the_jobs_code()
     let (mut fake, dir) = (Fake::start(), TempDir::new("cli-run"));
     fake.log(v1::LogStream::Stdout, "hello ");
     fake.log(v1::LogStream::Note, "attempt 1 on aws\n");
+    fake.log(v1::LogStream::Note, "the notice was withdrawn\n");
     fake.log(v1::LogStream::Stderr, "warning\n");
     let mut child = start("run", dir.path(), &fake, &["run", "--", "train"]);
     wait_until(DEADLINE, || child.stderr().contains("warning"), "the first output").unwrap();
@@ -214,7 +215,8 @@ fn run_passes_output_through_once_across_a_restart_and_ends_with_the_jobs_code()
     assert_eq!(child.stdout(), "hello world\u{fffd}");
     let told = child.stderr();
     assert_eq!(told.matches("warning\n").count(), 1, "{told}");
-    assert_eq!(told.matches("attempt 1 on aws").count(), 1, "{told}");
+    assert_eq!(told.matches("the notice was withdrawn").count(), 1, "{told}");
+    assert!(!told.contains("attempt 1 on aws"), "told twice, in other words: {told}");
     assert!(told.contains("job 1 failed"), "{told}");
 }
 
