@@ -446,10 +446,10 @@ impl Cloud {
         }
     }
 
-    /// Brings the metadata service in line with the record.
+    /// Brings the metadata service in line with the record. An interruption without notice is never told.
     fn tell_metadata(&self, instance: &InstanceId) {
         let Some(handle) = self.handle(instance) else { return };
-        match handle.record.notice.filter(|n| n.told_at <= now()) {
+        match handle.record.notice.filter(|n| n.told_at <= now() && n.told_at < n.deadline) {
             Some(notice) => handle.service.announce(notice),
             None => handle.service.withdraw(),
         }

@@ -16,9 +16,9 @@ use spotq_model::{InstanceId, Offer, Refusal, Span, Usd};
 use tokio::sync::broadcast;
 
 pub use fake::{Call, FakeProvider};
-pub use spotq_model::GoneCause;
 pub use instance::{Billable, Instance, InstanceChange, InstanceState, TerminateState};
 pub use launch::{Bootstrap, LaunchRequest, Launched, Secret, TAG_CLUSTER, TAG_NODE};
+pub use spotq_model::GoneCause;
 
 /// How many changes a slow subscriber may fall behind before it loses the oldest ones. Losing some is harmless
 /// because `list_owned` is polled as well; a thousand is more nodes than one account of a cloud ends in a second.
