@@ -56,6 +56,7 @@ impl Config {
             preempted_cool_down: Span::secs(5),
             back_off: Span::millis(250),
             back_off_max: Span::secs(30),
+            progress_every: Span::millis(250),
             restart_overhead: Span::secs(5),
             ..Policies::default()
         })

@@ -213,7 +213,9 @@ pub(crate) fn start_logging() {
     let filter = tracing_subscriber::EnvFilter::try_from_env("SPOTQ_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
     // Somebody else's subscriber stays: this may be a library in a larger program.
-    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+    let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours);
+    let _ = log.try_init();
 }
 
 #[expect(clippy::print_stderr, reason = "the last word of a daemon that cannot go on")]

@@ -84,10 +84,12 @@ impl Uploads {
         looker: Looker,
     ) -> Result<Uploads, String> {
         let open = |url: &str| {
-            let env = std::env::vars_os().filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
+            let env =
+                std::env::vars_os().filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
             Repository::from_url(url, address.key.clone(), env, Options::default()).map_err(|e| e.to_string())
         };
-        let exclude: Vec<String> = temporary_names(spec.profile).iter().map(|glob| (*glob).to_owned()).collect();
+        let exclude: Vec<String> =
+            temporary_names(spec.profile).iter().map(|glob| (*glob).to_owned()).collect();
         let selection = Selection::new(&[], &exclude).map_err(|e| e.to_string())?;
         let outputs = if outputs.is_empty() {
             None
@@ -141,7 +143,9 @@ impl Uploads {
     ) -> Result<Option<Held>, CheckpointError> {
         let started = Instant::now();
         let (looker, wanted) = (self.looker.clone(), dir.to_owned());
-        let Ok(look) = tokio::task::spawn_blocking(move || looker.look(&wanted)).await else { return Ok(None) };
+        let Ok(look) = tokio::task::spawn_blocking(move || looker.look(&wanted)).await else {
+            return Ok(None);
+        };
         if look.files == 0 || !may(&look) {
             return Ok(None);
         }
@@ -168,7 +172,11 @@ impl Uploads {
             spotq_checkpoint::Pushed::Unchanged(_) => None,
         };
         let took = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
-        Ok(Some(Held { saved_at: look.newest, committed, estimate: Span(took.saturating_mul(ESTIMATE_PERCENT) / 100) }))
+        Ok(Some(Held {
+            saved_at: look.newest,
+            committed,
+            estimate: Span(took.saturating_mul(ESTIMATE_PERCENT) / 100),
+        }))
     }
 
     /// Pushes the declared outputs of the working directory.
@@ -215,18 +223,20 @@ impl Uploads {
             Restore::Restored(found) => {
                 let checkpoint = v1::Checkpoint {
                     sequence: found.checkpoint.0,
+                    log_sequence: found.log_seq.0,
                     generation: found.generation.0,
                     step: found.step,
                     bytes_total: found.bytes,
-                    ..Default::default()
+                    bytes_uploaded: 0,
+                    saved_at_ms: found.created_at_ms,
+                    manifest_hash: found.manifest_hash.to_string(),
                 };
                 (Some(checkpoint), found.fell_back)
             }
         };
         let step = checkpoint.as_ref().and_then(|found| found.step);
-        let behind = newest_step.is_some_and(|newest| {
-            checkpoint.is_none() || step.is_some_and(|step| step < newest)
-        });
+        let behind =
+            newest_step.is_some_and(|newest| checkpoint.is_none() || step.is_some_and(|step| step < newest));
         if behind && fell_back.is_empty() {
             return Err(CheckpointError::Invalid {
                 what: "the checkpoint store".to_owned(),
@@ -261,8 +271,9 @@ pub fn link_directory(cwd: &Path, link: &str, target: &Path) -> Result<(), Strin
         }
         Ok(meta) if meta.is_dir() => {
             // Only an empty directory is given up for the link.
-            std::fs::remove_dir(&path)
-                .map_err(|_| say("is a directory with content; use another name, or move it away".to_owned()))?;
+            std::fs::remove_dir(&path).map_err(|_| {
+                say("is a directory with content; use another name, or move it away".to_owned())
+            })?;
         }
         Ok(_) => return Err(say("is a file; use another name, or move it away".to_owned())),
         Err(_) => {
