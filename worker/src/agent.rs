@@ -71,7 +71,8 @@ pub enum Departure {
 /// It could not begin: the directory, the address or the journal.
 pub async fn run(config: Config) -> Result<Departure, WorkerError> {
     let endpoint = session::endpoint(&config.server).map_err(WorkerError::Invalid)?;
-    let mut terminate = signal(SignalKind::terminate()).map_err(|e| WorkerError::system("listen for signals", e))?;
+    let mut terminate =
+        signal(SignalKind::terminate()).map_err(|e| WorkerError::system("listen for signals", e))?;
     let (tell, mut told) = mpsc::channel(CHANNEL_MAX);
     let mut agent = Agent::open(config, tell).await?;
     let (line_tell, mut line) = mpsc::channel(CHANNEL_MAX);
@@ -132,8 +133,8 @@ impl Agent {
     async fn open(config: Config, told: mpsc::Sender<Told>) -> Result<Agent, WorkerError> {
         let attempts = config.dir.join("attempts");
         std::fs::create_dir_all(&attempts).map_err(|e| WorkerError::disk("make", &attempts, e))?;
-        let (journal, recovered) =
-            Journal::open(&config.dir).map_err(|e| WorkerError::disk("open the journal in", &config.dir, e))?;
+        let (journal, recovered) = Journal::open(&config.dir)
+            .map_err(|e| WorkerError::disk("open the journal in", &config.dir, e))?;
         let mark_prefix = mark_prefix(config.node, &config.dir);
         if let Some(problem) = tree::kill_leftovers(&mark_prefix).await {
             tracing::error!(problem, "the node is not clean");
@@ -197,7 +198,7 @@ impl Agent {
             Line::Heard(kind) => {
                 self.last_contact = Instant::now();
                 self.refusals = 0;
-                self.on_heard(kind);
+                self.on_heard(*kind);
             }
             Line::Closed => {
                 self.out = None;
@@ -255,7 +256,9 @@ impl Agent {
             Novelty::Known if self.running.contains_key(&id) => {
                 self.report(id, What::Accepted(v1::Accepted {}));
             }
-            Novelty::Known => tracing::debug!(%id, "granted again after its end; its reports are on their way"),
+            Novelty::Known => {
+                tracing::debug!(%id, "granted again after its end; its reports are on their way");
+            }
             Novelty::New if self.leaving => tracing::info!(%id, "not taken: this worker is leaving"),
             Novelty::New => self.take(id, grant),
         }
@@ -370,7 +373,8 @@ impl Agent {
             return None;
         }
         let idle = *self.idle_since.get_or_insert_with(Instant::now);
-        let over = self.outbox.is_empty() || idle.elapsed() > FAREWELL || self.out.is_none() && self.abandoned;
+        let over =
+            self.outbox.is_empty() || idle.elapsed() > FAREWELL || self.out.is_none() && self.abandoned;
         over.then_some(if self.abandoned { Departure::Abandoned } else { Departure::Orderly })
     }
 
@@ -429,8 +433,11 @@ async fn room(out: Option<mpsc::Sender<v1::WorkerMessage>>) {
 fn order(id: AttemptId, grant: v1::GrantTask) -> Result<Order, String> {
     let spec = grant.spec.ok_or("the grant has no job; are scheduler and worker of one version?")?;
     let spec = JobSpec::try_from(spec).map_err(|e| format!("the job is not understood: {e}"))?;
-    let key: [u8; 32] =
-        grant.checkpoint_key.as_slice().try_into().map_err(|_| "the grant's checkpoint key has not 32 bytes")?;
+    let key: [u8; 32] = grant
+        .checkpoint_key
+        .as_slice()
+        .try_into()
+        .map_err(|_| "the grant's checkpoint key has not 32 bytes")?;
     let store = StoreAddress { url: grant.checkpoint_url, key: JobKey(key), newest_step: grant.newest_step };
     Ok(Order { id, spec, store })
 }

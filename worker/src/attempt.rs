@@ -128,7 +128,8 @@ impl Attempt {
         tell: mpsc::Sender<Told>,
     ) -> Result<Attempt, String> {
         let make = |dir: &Path| {
-            std::fs::create_dir_all(dir).map_err(|e| format!("cannot make {} on the node's disk: {e}", dir.display()))
+            std::fs::create_dir_all(dir)
+                .map_err(|e| format!("cannot make {} on the node's disk: {e}", dir.display()))
         };
         make(&places.work)?;
         let log = LogWriter::open(&places.log, LOG_BYTES_MAX, Arc::clone(&setting.grown))
@@ -249,7 +250,8 @@ impl Attempt {
         };
         self.uploads = Some(Arc::clone(&uploads));
         let (dir, newest_step) = (self.places.checkpoint.clone(), self.order.store.newest_step);
-        let (restored, seen, inputs) = (Arc::clone(&self.restored), Arc::clone(&self.seen), self.inputs.clone());
+        let (restored, seen, inputs) =
+            (Arc::clone(&self.restored), Arc::clone(&self.seen), self.inputs.clone());
         let work = spec.workdir.is_none().then(|| self.places.work.clone());
         self.restoring = Some(tokio::spawn(async move {
             let input = match uploads.restore(&dir, newest_step).await {
@@ -335,7 +337,8 @@ impl Attempt {
     fn write_notice(&self, deadline: Timestamp, source: &str) {
         let text = words::notice_file(deadline, source);
         let aside = self.places.notice.with_extension("tmp");
-        let written = std::fs::write(&aside, text).and_then(|()| std::fs::rename(&aside, &self.places.notice));
+        let written =
+            std::fs::write(&aside, text).and_then(|()| std::fs::rename(&aside, &self.places.notice));
         if let Err(error) = written {
             tracing::warn!(%error, "cannot write the notice file; is the node's disk full?");
         }
@@ -382,7 +385,8 @@ impl Attempt {
             seen: Arc::clone(&self.seen),
             reporter: self.reporter(),
         };
-        let (inputs, seen, pause) = (self.inputs.clone(), Arc::clone(&self.seen), Arc::clone(&self.push_pause));
+        let (inputs, seen, pause) =
+            (self.inputs.clone(), Arc::clone(&self.seen), Arc::clone(&self.push_pause));
         self.push = Some(tokio::spawn(async move {
             let began = Instant::now();
             let (pushed, estimate) = push.once().await;
@@ -408,7 +412,9 @@ impl Attempt {
     /// Outputs follow each commit; one upload at a time, and what it misses the next one or the last one takes.
     fn start_outputs(&mut self) {
         let busy = self.outputs.as_ref().is_some_and(|task| !task.is_finished());
-        let Some(uploads) = self.uploads.clone().filter(|uploads| uploads.has_outputs() && !busy) else { return };
+        let Some(uploads) = self.uploads.clone().filter(|uploads| uploads.has_outputs() && !busy) else {
+            return;
+        };
         let cwd = self.cwd.clone();
         self.outputs = Some(tokio::spawn(async move {
             if let Err(message) = uploads.push_outputs(&cwd).await {

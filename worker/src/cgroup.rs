@@ -14,7 +14,8 @@ const FREEZER_V1: &str = "/sys/fs/cgroup/freezer";
 #[must_use]
 pub fn make(name: &str) -> Vec<PathBuf> {
     let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let v2 = MOUNTS_V2.iter().map(Path::new).find(|mount| mount.join("cgroup.procs").exists() && is_v2(mount));
+    let v2 =
+        MOUNTS_V2.iter().map(Path::new).find(|mount| mount.join("cgroup.procs").exists() && is_v2(mount));
     let made = match (v2, own_path(&own, "")) {
         (Some(mount), Some(path)) => make_below(mount, path, name),
         _ => own_path(&own, "freezer").and_then(|path| make_below(Path::new(FREEZER_V1), path, name)),

@@ -67,7 +67,8 @@ pub fn build(
     inherited: impl IntoIterator<Item = (OsString, OsString)>,
     facts: &Facts<'_>,
 ) -> BTreeMap<OsString, OsString> {
-    let mut env: BTreeMap<OsString, OsString> = inherited.into_iter().filter(|(k, _)| k != JOIN_SECRET).collect();
+    let mut env: BTreeMap<OsString, OsString> =
+        inherited.into_iter().filter(|(k, _)| k != JOIN_SECRET).collect();
     let mut set = |key: &str, value: &OsStr| {
         env.insert(key.into(), value.into());
     };
@@ -181,7 +182,10 @@ mod tests {
 
     #[test]
     fn a_job_cannot_override_the_contract_but_can_override_the_rest() {
-        let env = built(&[("SPOTQ_ATTEMPT", "9"), ("MASTER_PORT", "1"), ("HOME", "/h"), ("BAD=KEY", "x"), ("L", "a\nb")], false);
+        let env = built(
+            &[("SPOTQ_ATTEMPT", "9"), ("MASTER_PORT", "1"), ("HOME", "/h"), ("BAD=KEY", "x"), ("L", "a\nb")],
+            false,
+        );
         assert_eq!(get(&env, "SPOTQ_ATTEMPT"), Some("3"));
         assert_eq!(get(&env, "MASTER_PORT"), Some("1"));
         assert_eq!(get(&env, "HOME"), Some("/h"));

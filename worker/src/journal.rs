@@ -27,14 +27,29 @@ const JOURNAL_MAX: u64 = 64 << 20;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 enum Line {
-    Granted { job: u32, index: u32, generation: u64 },
+    Granted {
+        job: u32,
+        index: u32,
+        generation: u64,
+    },
     /// The encoded report.
-    Report { id: u64, report: String },
-    Acked { id: u64 },
+    Report {
+        id: u64,
+        report: String,
+    },
+    Acked {
+        id: u64,
+    },
     /// The end of the attempt was reported.
-    Finished { job: u32, index: u32, generation: u64 },
+    Finished {
+        job: u32,
+        index: u32,
+        generation: u64,
+    },
     /// Ids below this may have been used.
-    IdsBelow { id: u64 },
+    IdsBelow {
+        id: u64,
+    },
 }
 
 /// What the journal says.
@@ -173,7 +188,9 @@ impl Journal {
             let (job, index, generation) = parts(*id);
             lines.push(Line::Granted { job, index, generation });
         }
-        lines.extend(self.live.reports.iter().map(|(id, report)| Line::Report { id: *id, report: report.clone() }));
+        lines.extend(
+            self.live.reports.iter().map(|(id, report)| Line::Report { id: *id, report: report.clone() }),
+        );
         let mut text = Vec::new();
         for line in &lines {
             serde_json::to_writer(&mut text, line)?;
@@ -259,7 +276,8 @@ mod tests {
     use super::*;
 
     fn finished(id: u64, attempt: AttemptId) -> v1::Report {
-        let what = Some(v1::report::What::Finished(v1::Finished { exit_code: Some(0), ..Default::default() }));
+        let what =
+            Some(v1::report::What::Finished(v1::Finished { exit_code: Some(0), ..Default::default() }));
         v1::Report { id, grant: Some(attempt.to_wire()), at_ms: 1, what }
     }
 
@@ -298,7 +316,10 @@ mod tests {
             let (mut journal, found) = Journal::open(crashed.path()).unwrap();
             assert!(found.unfinished.contains(&id_of(1, 0, 1)), "cut at {cut}");
             journal.granted(id_of(3, 0, 1)).unwrap();
-            assert!(Journal::open(crashed.path()).unwrap().1.unfinished.contains(&id_of(3, 0, 1)), "cut at {cut}");
+            assert!(
+                Journal::open(crashed.path()).unwrap().1.unfinished.contains(&id_of(3, 0, 1)),
+                "cut at {cut}"
+            );
         }
     }
 
@@ -312,7 +333,9 @@ mod tests {
         let mut last = 0;
         for _ in 0..15_000 {
             last = journal.next_report_id().unwrap();
-            journal.report(&v1::Report { id: last, grant: Some(open.to_wire()), at_ms: 0, what: None }).unwrap();
+            journal
+                .report(&v1::Report { id: last, grant: Some(open.to_wire()), at_ms: 0, what: None })
+                .unwrap();
             journal.acked(last).unwrap();
         }
         let id = journal.next_report_id().unwrap();

@@ -197,7 +197,9 @@ impl Outbox {
         let settled: Vec<AttemptId> = self
             .lanes
             .iter()
-            .filter(|(id, lane)| lane.acked && lane.log.acked >= lane.log.size() && !self.has_reports_of(**id))
+            .filter(|(id, lane)| {
+                lane.acked && lane.log.acked >= lane.log.size() && !self.has_reports_of(**id)
+            })
             .map(|(id, _)| *id)
             .collect();
         for id in &settled {
@@ -241,7 +243,9 @@ pub enum Novelty {
     New,
     Known,
     /// A newer one was granted before: refused.
-    Old { newest: Generation },
+    Old {
+        newest: Generation,
+    },
 }
 
 fn is_progress_of(report: &v1::Report, id: AttemptId) -> bool {
@@ -326,10 +330,16 @@ mod tests {
         drop(first);
         let mut second = outbox(dir.path());
         let report = next_report(&mut second);
-        assert!(matches!(report.what, Some(What::Finished(end)) if end.detail.clone().unwrap().contains("restarted")));
+        assert!(
+            matches!(report.what, Some(What::Finished(end)) if end.detail.clone().unwrap().contains("restarted"))
+        );
         assert_eq!(second.judge(id(1, 3)), Novelty::Old { newest: Generation(4) });
         assert_eq!((second.judge(id(1, 4)), second.judge(id(1, 5))), (Novelty::Known, Novelty::New));
         drop(second);
-        assert_eq!(outbox(dir.path()).held(), vec![id(1, 4).to_wire()], "reported once, kept until acknowledged");
+        assert_eq!(
+            outbox(dir.path()).held(),
+            vec![id(1, 4).to_wire()],
+            "reported once, kept until acknowledged"
+        );
     }
 }

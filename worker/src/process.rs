@@ -76,7 +76,8 @@ pub fn arguments(command: &Command, script: &Path) -> Result<Vec<OsString>, Stri
         Command::Argv { argv } => Ok(argv.iter().map(OsString::from).collect()),
         Command::Script { text, args } => {
             write_script(script, text)?;
-            let mut out: Vec<OsString> = if text.starts_with("#!") { Vec::new() } else { vec![shell_name().into()] };
+            let mut out: Vec<OsString> =
+                if text.starts_with("#!") { Vec::new() } else { vec![shell_name().into()] };
             out.push(script.into());
             out.extend(args.iter().map(OsString::from));
             Ok(out)
@@ -180,11 +181,13 @@ fn shell_name() -> &'static str {
 
 fn write_script(path: &Path, text: &str) -> Result<(), String> {
     let write = || -> io::Result<()> {
-        let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o700).open(path)?;
+        let mut file =
+            fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o700).open(path)?;
         io::Write::write_all(&mut file, text.as_bytes())?;
         file.set_permissions(fs::Permissions::from_mode(0o700))
     };
-    write().map_err(|error| format!("cannot write the script to the node's disk at {}: {error}", path.display()))
+    write()
+        .map_err(|error| format!("cannot write the script to the node's disk at {}: {error}", path.display()))
 }
 
 fn explain_spawn(program: &std::ffi::OsStr, error: &io::Error) -> String {

@@ -37,7 +37,14 @@ pub struct Progress {
 impl Progress {
     #[must_use]
     pub fn new(path: &Path) -> Progress {
-        Progress { path: path.to_owned(), offset: 0, rest: Vec::new(), latest: None, told: None, history: Default::default() }
+        Progress {
+            path: path.to_owned(),
+            offset: 0,
+            rest: Vec::new(),
+            latest: None,
+            told: None,
+            history: Default::default(),
+        }
     }
 
     /// Reads what is new. Returns the latest point if it changed.

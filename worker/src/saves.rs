@@ -26,7 +26,8 @@ const ENTRIES_MAX: usize = 1_000_000;
 const TEMPORARY: [&str; 6] =
     ["**/.*tmp*", "**/*.tmp", "**/*.tmp[.-]*", "**/tmp[.-]*", "**/tmp????????", "**/*.orbax-checkpoint-tmp*"];
 /// Files that Orbax writes last.
-const ORBAX_MARKERS: [&str; 4] = ["commit_success.txt", "_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt"];
+const ORBAX_MARKERS: [&str; 4] =
+    ["commit_success.txt", "_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt"];
 
 /// How long to wait for silence, where the profile waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -118,10 +119,13 @@ impl Looker {
         for entry in walk.flatten() {
             let relative = entry.path().strip_prefix(dir).unwrap_or(entry.path());
             let Ok(meta) = entry.metadata() else { continue };
-            let modified = meta.modified().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
+            let modified =
+                meta.modified().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
             let at = Timestamp(u64::try_from(modified.as_millis()).unwrap_or(u64::MAX));
             seen.touched = seen.touched.max(at);
-            let is_temporary = relative.ancestors().any(|part| !part.as_os_str().is_empty() && self.temporary.is_match(part));
+            let is_temporary = relative
+                .ancestors()
+                .any(|part| !part.as_os_str().is_empty() && self.temporary.is_match(part));
             if is_temporary {
                 seen.temporary = true;
                 continue;
@@ -149,7 +153,9 @@ impl Saves {
     /// The text of what is wrong with `complete_when`.
     pub fn new(profile: Profile, quiet: Quiet, complete_when: Option<&str>) -> Result<Saves, String> {
         let complete_when = match complete_when {
-            Some(glob) => Some(globs([glob]).map_err(|e| format!("`complete_when: {glob}` is not a glob: {e}"))?),
+            Some(glob) => {
+                Some(globs([glob]).map_err(|e| format!("`complete_when: {glob}` is not a glob: {e}"))?)
+            }
             None => None,
         };
         let temporary = globs(temporary_names(profile).iter().copied()).map_err(|e| e.to_string())?;

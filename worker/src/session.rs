@@ -25,10 +25,12 @@ const OUT_MAX: usize = 32;
 pub enum Line {
     /// A stream begins: the first message must be a Hello.
     Open(mpsc::Sender<v1::WorkerMessage>),
-    Heard(v1::scheduler_message::Kind),
+    Heard(Box<v1::scheduler_message::Kind>),
     Closed,
     /// The scheduler does not want this worker.
-    Refused { message: String },
+    Refused {
+        message: String,
+    },
 }
 
 /// Checks the address.
@@ -36,7 +38,9 @@ pub enum Line {
 /// # Errors
 /// It is no address; the text says what is expected.
 pub fn endpoint(server: &str) -> Result<Endpoint, String> {
-    let bad = |e: &dyn std::fmt::Display| format!("`{server}` is not a server address ({e}): expected http://HOST:PORT");
+    let bad = |e: &dyn std::fmt::Display| {
+        format!("`{server}` is not a server address ({e}): expected http://HOST:PORT")
+    };
     let endpoint = Endpoint::from_shared(server.to_owned()).map_err(|e| bad(&e))?;
     Ok(endpoint
         .connect_timeout(CONNECT_TIMEOUT)
@@ -94,7 +98,7 @@ async fn once(endpoint: &Endpoint, tell: &mpsc::Sender<Line>) -> Ended {
             Ok(Some(message)) => {
                 let Some(kind) = message.kind else { continue };
                 ended = Ended::Heard;
-                if tell.send(Line::Heard(kind)).await.is_err() {
+                if tell.send(Line::Heard(Box::new(kind))).await.is_err() {
                     return ended;
                 }
             }

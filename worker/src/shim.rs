@@ -34,7 +34,8 @@ impl ShimArgs {
     /// As arguments, without the program's name.
     #[must_use]
     pub fn to_args(&self) -> Vec<OsString> {
-        let mut args: Vec<OsString> = vec![EXEC_IN.into(), self.parent.to_string().into(), self.status.clone().into()];
+        let mut args: Vec<OsString> =
+            vec![EXEC_IN.into(), self.parent.to_string().into(), self.status.clone().into()];
         args.push(self.cgroups.len().to_string().into());
         args.extend(self.cgroups.iter().map(|dir| dir.clone().into_os_string()));
         args.extend(self.command.iter().cloned());
@@ -49,7 +50,12 @@ impl ShimArgs {
         let count: usize = args.next()?.to_str()?.parse().ok()?;
         let cgroups: Vec<PathBuf> = args.by_ref().take(count).map(PathBuf::from).collect();
         let command: Vec<OsString> = args.collect();
-        (cgroups.len() == count && !command.is_empty()).then_some(ShimArgs { cgroups, parent, status, command })
+        (cgroups.len() == count && !command.is_empty()).then_some(ShimArgs {
+            cgroups,
+            parent,
+            status,
+            command,
+        })
     }
 }
 
@@ -73,8 +79,8 @@ fn become_command(args: &ShimArgs) -> String {
     if let Err(errno) = rustix::process::set_parent_process_death_signal(Some(Signal::KILL)) {
         return format!("cannot tie the command to its worker: {errno}");
     }
-    let parent = rustix::process::getppid().map_or(0, Pid::as_raw_nonzero_u32);
-    if parent != args.parent {
+    let parent = rustix::process::getppid().map(Pid::as_raw_nonzero);
+    if parent.and_then(|pid| u32::try_from(pid.get()).ok()) != Some(args.parent) {
         return "the worker ended before the command started".to_owned();
     }
     let program = &args.command[0];
@@ -95,16 +101,6 @@ fn explain(program: &OsStr, error: &io::Error) -> String {
             "cannot run `{name}`: arguments and environment are too large for the system; one variable may hold 128 KB, all together about 2 MB"
         ),
         _ => format!("cannot run `{name}`: {error}"),
-    }
-}
-
-trait PidNumber {
-    fn as_raw_nonzero_u32(self) -> u32;
-}
-
-impl PidNumber for Pid {
-    fn as_raw_nonzero_u32(self) -> u32 {
-        u32::try_from(self.as_raw_nonzero().get()).unwrap_or(0)
     }
 }
 

@@ -49,35 +49,59 @@ pub struct End {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pushed {
     /// The store holds what was on disk at `saved_at`, by this push or an earlier one.
-    Held { saved_at: Timestamp },
+    Held {
+        saved_at: Timestamp,
+    },
     /// Tried again with the next complete state.
     Failed,
-    Superseded { by: u64 },
+    Superseded {
+        by: u64,
+    },
 }
 
 /// What happened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Input {
     Restored,
-    RestoreFailed { message: String },
-    Spawned { pid: u32 },
-    SpawnFailed { message: String },
+    RestoreFailed {
+        message: String,
+    },
+    Spawned {
+        pid: u32,
+    },
+    SpawnFailed {
+        message: String,
+    },
     Exited(End),
-    Notice { deadline: Timestamp, source: String },
+    Notice {
+        deadline: Timestamp,
+        source: String,
+    },
     NoticeWithdrawn,
     /// `deadline`: until when saving may take; the job's own grace if absent.
-    Stop { reason: Stop, deadline: Option<Timestamp> },
+    Stop {
+        reason: Stop,
+        deadline: Option<Timestamp>,
+    },
     /// A newer generation fenced the store while restoring.
-    Fenced { by: u64 },
+    Fenced {
+        by: u64,
+    },
     /// A complete checkpoint is on disk; its newest file was written at `at`.
-    Saved { at: Timestamp },
+    Saved {
+        at: Timestamp,
+    },
     Pushed(Pushed),
     /// The rest of the tree has ended by itself.
     TreeEmpty,
     /// Nothing of the attempt runs any more: it was looked for and killed.
-    TreeGone { leftover: Option<String> },
+    TreeGone {
+        leftover: Option<String>,
+    },
     /// The last uploads have ended; `problem` says what did not work.
-    FinalDone { problem: Option<String> },
+    FinalDone {
+        problem: Option<String>,
+    },
     /// How long the next upload will take, by the last ones.
     UploadEstimate(Span),
     Tick,
@@ -90,7 +114,10 @@ pub enum Action {
     AbandonRestore,
     SpawnSetup,
     SpawnCommand,
-    WriteNotice { deadline: Timestamp, source: String },
+    WriteNotice {
+        deadline: Timestamp,
+        source: String,
+    },
     RemoveNotice,
     SendSave,
     SendTerm,
@@ -242,7 +269,9 @@ impl Machine {
             Input::Notice { deadline, source } => self.on_notice(now, deadline, source, &mut out),
             Input::NoticeWithdrawn => self.on_withdrawn(&mut out),
             Input::Stop { reason, deadline } => self.on_stop(now, reason, deadline, &mut out),
-            Input::Fenced { by } | Input::Pushed(Pushed::Superseded { by }) => self.on_superseded(by, &mut out),
+            Input::Fenced { by } | Input::Pushed(Pushed::Superseded { by }) => {
+                self.on_superseded(by, &mut out);
+            }
             Input::Saved { at: _ } => self.on_saved(&mut out),
             Input::Pushed(Pushed::Held { saved_at }) => self.on_pushed(now, Some(saved_at), &mut out),
             Input::Pushed(Pushed::Failed) => self.on_pushed(now, None, &mut out),
@@ -454,7 +483,10 @@ impl Machine {
 
     /// Begins or hastens the stop for `reason`.
     fn stop_for(&mut self, now: Timestamp, reason: Stop, deadline: Timestamp, out: &mut Vec<Action>) {
-        self.stopped = Some(self.stopped.map_or(reason, |earlier| earlier.max(reason)));
+        // A stop that comes after the command's own end is not why it ended.
+        if self.end.is_none() || reason == Stop::Superseded {
+            self.stopped = Some(self.stopped.map_or(reason, |earlier| earlier.max(reason)));
+        }
         let earlier = self.drain.take();
         let since = earlier.as_ref().map_or(now, |drain| drain.since);
         // A notice that was moved replaces its own deadline; two different reasons keep the nearer one.
@@ -623,3 +655,7 @@ fn describe(end: End) -> String {
         (None, None) => "ended without an exit code".to_owned(),
     }
 }
+
+#[cfg(test)]
+#[path = "supervise_tests.rs"]
+mod tests;

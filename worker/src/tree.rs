@@ -56,7 +56,8 @@ impl Tree {
         }
         if !self.mark.is_empty() {
             let entry = format!("{MARK}={}", self.mark);
-            let marked = all.iter().map(|p| p.pid).filter(|pid| !found.contains(pid) && has_entry(*pid, &entry));
+            let marked =
+                all.iter().map(|p| p.pid).filter(|pid| !found.contains(pid) && has_entry(*pid, &entry));
             let marked: Vec<u32> = marked.collect();
             found.extend(marked);
         }
@@ -68,11 +69,8 @@ impl Tree {
     #[must_use]
     pub fn leaves(&self) -> BTreeSet<u32> {
         let members = self.members();
-        let parents: BTreeSet<u32> = processes()
-            .iter()
-            .filter(|p| !p.zombie && members.contains(&p.pid))
-            .map(|p| p.parent)
-            .collect();
+        let parents: BTreeSet<u32> =
+            processes().iter().filter(|p| !p.zombie && members.contains(&p.pid)).map(|p| p.parent).collect();
         members.into_iter().filter(|pid| !parents.contains(pid)).collect()
     }
 
@@ -133,10 +131,9 @@ pub fn reap_orphans() {
     let own = std::process::id();
     let ours = launched();
     for process in processes() {
-        if process.zombie && process.parent == own && !ours.contains(&process.pid) {
-            if let Some(pid) = to_pid(process.pid) {
-                let _ = rustix::process::waitpid(Some(pid), WaitOptions::NOHANG);
-            }
+        let adopted = process.zombie && process.parent == own && !ours.contains(&process.pid);
+        if let Some(pid) = to_pid(process.pid).filter(|_| adopted) {
+            let _ = rustix::process::waitpid(Some(pid), WaitOptions::NOHANG);
         }
     }
 }

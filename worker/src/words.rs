@@ -101,7 +101,12 @@ mod tests {
     #[test]
     fn reasons_survive_a_round_trip() {
         for stop in [
-            Stop::Requeue, Stop::WorkerLeaving, Stop::Notice, Stop::Budget, Stop::TimeLimit, Stop::Cancel,
+            Stop::Requeue,
+            Stop::WorkerLeaving,
+            Stop::Notice,
+            Stop::Budget,
+            Stop::TimeLimit,
+            Stop::Cancel,
             Stop::Superseded,
         ] {
             assert_eq!(stop_from(stop_reason(Some(stop))), Some(stop));

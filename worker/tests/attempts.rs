@@ -1,5 +1,7 @@
 //! Attempts as real processes under a scheduler that a test controls.
 
+#![expect(clippy::unwrap_used, reason = "a test says what went wrong by its panic")]
+
 mod common;
 
 use common::{LIMIT, Scheduler, Worker, WorkerOptions, shell, trainer};
@@ -55,7 +57,9 @@ fn a_command_runs_to_its_end_and_its_output_and_exit_code_arrive() {
     bed.scheduler.wait_log(grant, "err");
     let kinds: Vec<String> = bed.scheduler.reports(grant).iter().map(|r| format!("{:?}", r.what)).collect();
     let at = |name: &str| kinds.iter().position(|kind| kind.contains(name)).unwrap();
-    assert!(at("Accepted") < at("Restored") && at("Restored") < at("Started") && at("Started") < at("Finished"));
+    assert!(
+        at("Accepted") < at("Restored") && at("Restored") < at("Started") && at("Started") < at("Finished")
+    );
     let resident = bed.scheduler.resident_bytes().unwrap();
     assert!(resident > 0 && resident < 30 << 20, "the worker uses {resident} bytes");
 }
@@ -129,7 +133,8 @@ fn the_join_secret_does_not_reach_the_job() {
 #[test]
 fn double_forked_children_are_killed_at_the_end() {
     let bed = Bed::new();
-    let stray = "(setsid bash -c 'sleep 600 & sleep 600' >/dev/null 2>&1 &) ; (setsid sleep 600 &); echo left";
+    let stray =
+        "(setsid bash -c 'sleep 600 & sleep 600' >/dev/null 2>&1 &) ; (setsid sleep 600 &); echo left";
     assert_eq!(bed.run(1, &shell(stray)).exit_code, Some(0));
     bed.nothing_runs();
 }
@@ -150,7 +155,9 @@ fn a_command_that_ignores_term_is_killed_after_its_grace() {
 #[test]
 fn a_trainer_below_a_shell_gets_its_grace_after_the_shell_died() {
     let bed = Bed::new();
-    let spec = shell("bash -c 'trap \"sleep 0.3; echo saved; exit 0\" TERM; echo ready; while true; do sleep 0.05; done'; true");
+    let spec = shell(
+        "bash -c 'trap \"sleep 0.3; echo saved; exit 0\" TERM; echo ready; while true; do sleep 0.05; done'; true",
+    );
     let grant = bed.grant(1, 1, &spec);
     bed.scheduler.wait_log(grant, "ready");
     bed.scheduler.stop(grant, StopReason::Cancel);
@@ -200,7 +207,11 @@ fn an_older_generation_is_refused_by_the_worker_and_by_the_store() {
     bed.grant(1, 4, &shell("echo must not run"));
     // Another worker has no journal that knows of generation 5: the store refuses.
     let other = Scheduler::start();
-    let worker = Worker::start(&other, &bed.dir.path().join("other"), &WorkerOptions { node: 2, ..Default::default() });
+    let worker = Worker::start(
+        &other,
+        &bed.dir.path().join("other"),
+        &WorkerOptions { node: 2, ..Default::default() },
+    );
     let old = other.grant(1, 4, &shell("echo must not run"), &bed.store());
     let by = other.wait_report(old, "the refusal", |what| match what {
         What::Superseded(superseded) => Some(superseded.by_generation),
@@ -302,7 +313,8 @@ fn outputs_are_uploaded_and_come_back_in_the_next_attempt() {
     let spec = |text: &str| JobSpec { outputs: vec!["out/*.txt".into()], ..trainer(&[("T", text)]) };
     let mut first = spec("");
     first.command = Command::Shell {
-        text: "mkdir -p out; echo one > out/a.txt; echo x > out/b.bin; echo 1 > $SPOTQ_CHECKPOINT_DIR/step-1".into(),
+        text: "mkdir -p out; echo one > out/a.txt; echo x > out/b.bin; echo 1 > $SPOTQ_CHECKPOINT_DIR/step-1"
+            .into(),
     };
     let grant = bed.grant(1, 1, &first);
     assert_eq!(bed.scheduler.finished(grant).detail, None);
@@ -318,7 +330,9 @@ fn outputs_are_uploaded_and_come_back_in_the_next_attempt() {
 #[test]
 fn an_unknown_saver_is_committed_when_its_file_is_closed_and_quiet() {
     let bed = Bed::new();
-    let mut spec = shell("exec 7> $SPOTQ_CHECKPOINT_DIR/model; echo half >&7; echo open; read -t 1.5 <> <(:); exec 7>&-; echo closed; sleep 600");
+    let mut spec = shell(
+        "exec 7> $SPOTQ_CHECKPOINT_DIR/model; echo half >&7; echo open; read -t 1.5 <> <(:); exec 7>&-; echo closed; sleep 600",
+    );
     spec.checkpoint.profile = spotq_model::Profile::Generic;
     let grant = bed.grant(1, 1, &spec);
     bed.scheduler.wait_log(grant, "open");

@@ -158,10 +158,14 @@ mod tests {
     fn the_vendors_sample_is_a_notice_and_garbage_is_not() {
         let sample = r#"{"action":"terminate","time":"2020-04-24T17:11:44Z"}"#;
         assert_eq!(parse_instance_action(sample), Some(Timestamp(1_587_748_304_000)));
-        for bad in
-            ["", "{}", "null", "<?xml version=\"1.0\"?>", r#"{"action":"dance","time":"2020-04-24T17:11:44Z"}"#,
-             r#"{"action":"stop","time":"soon"}"#]
-        {
+        for bad in [
+            "",
+            "{}",
+            "null",
+            "<?xml version=\"1.0\"?>",
+            r#"{"action":"dance","time":"2020-04-24T17:11:44Z"}"#,
+            r#"{"action":"stop","time":"soon"}"#,
+        ] {
             assert_eq!(parse_instance_action(bad), None, "{bad}");
         }
         assert!(parse_rebalance(r#"{"noticeTime":"2020-10-16T19:18:24Z"}"#).is_some());

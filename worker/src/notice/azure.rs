@@ -115,7 +115,8 @@ async fn ask(config: &WatchConfig, client: &Client, first: bool) -> Option<Strin
 }
 
 async fn own_name(config: &WatchConfig, client: &Client) -> Option<String> {
-    let response = client.get(format!("{}{NAME}", config.base)).header("Metadata", "true").send().await.ok()?;
+    let response =
+        client.get(format!("{}{NAME}", config.base)).header("Metadata", "true").send().await.ok()?;
     if response.status() != StatusCode::OK {
         return None;
     }
@@ -143,7 +144,9 @@ fn parse_events(body: &str, own: &str) -> Option<Option<Preempt>> {
     // An event that is not understood is skipped, not taken for a withdrawal of the others.
     let events = document.events.into_iter().filter_map(|event| serde_json::from_value::<Event>(event).ok());
     let mine = events
-        .filter(|event| event.event_type == "Preempt" && event.resources.iter().any(|name| is_same(name, own)))
+        .filter(|event| {
+            event.event_type == "Preempt" && event.resources.iter().any(|name| is_same(name, own))
+        })
         .filter_map(|event| {
             let started = event.event_status == "Started";
             let not_before = parse_time(&event.not_before);

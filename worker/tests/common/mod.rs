@@ -1,7 +1,8 @@
 //! A scheduler that grants what a test says and remembers what it hears, and workers as real processes.
 
-#![expect(clippy::allow_attributes, reason = "each test file uses a part of this module")]
-#![allow(dead_code)]
+#![expect(dead_code, reason = "each test file uses a part of this module")]
+
+pub mod metadata;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -140,13 +141,20 @@ impl Scheduler {
         reports
     }
 
-    pub fn wait_report<T>(&self, grant: v1::Grant, what: &str, mut find: impl FnMut(&What) -> Option<T>) -> T {
+    pub fn wait_report<T>(
+        &self,
+        grant: v1::Grant,
+        what: &str,
+        mut find: impl FnMut(&What) -> Option<T>,
+    ) -> T {
         let found = wait_for(
             LIMIT,
             || self.reports(grant).iter().filter_map(|r| r.what.as_ref()).find_map(&mut find),
             what.to_owned(),
         );
-        found.unwrap_or_else(|error| panic!("{error}; heard {:?}; log: {}", self.reports(grant), self.log(grant)))
+        found.unwrap_or_else(|error| {
+            panic!("{error}; heard {:?}; log: {}", self.reports(grant), self.log(grant))
+        })
     }
 
     pub fn finished(&self, grant: v1::Grant) -> v1::Finished {
@@ -176,7 +184,8 @@ impl Scheduler {
     /// The text of an attempt's log that has arrived, all streams.
     pub fn log(&self, grant: v1::Grant) -> String {
         let heard = self.heard.lock().unwrap();
-        let mut bytes = heard.logs.get(&(grant.job_id, grant.generation)).map(Vec::as_slice).unwrap_or_default();
+        let mut bytes =
+            heard.logs.get(&(grant.job_id, grant.generation)).map(Vec::as_slice).unwrap_or_default();
         let mut text = Vec::new();
         while let Some((frame, used)) = spotq_proto::logframe::decode(bytes).unwrap() {
             text.extend(frame.data);

@@ -1,0 +1,327 @@
+//! Every (phase, input) pair against a reviewed table, the rules of the drain one by one, and properties over random
+//! histories.
+
+use super::*;
+use proptest::prelude::*;
+
+const START: Timestamp = Timestamp(1_000_000);
+const PHASES: [Phase; 9] = [
+    Phase::Restoring,
+    Phase::Preparing,
+    Phase::Starting,
+    Phase::Running,
+    Phase::Draining,
+    Phase::Terminating,
+    Phase::Sweeping,
+    Phase::Finishing,
+    Phase::Done,
+];
+
+fn rules(signal: Option<Signal>, setup: bool) -> Rules {
+    Rules { signal, grace: Span::secs(10), setup }
+}
+
+fn end(code: Option<i32>, signal: Option<i32>) -> End {
+    End { code, signal, out_of_memory: false, at: START }
+}
+
+fn notice(seconds: u64) -> Input {
+    Input::Notice { deadline: START + Span::secs(seconds), source: "test".into() }
+}
+
+fn stop(reason: Stop) -> Input {
+    Input::Stop { reason, deadline: None }
+}
+
+/// A machine that went straight to `phase`.
+fn at(phase: Phase, rules: Rules) -> Machine {
+    let (mut machine, _) = Machine::start(Rules { setup: phase == Phase::Preparing, ..rules });
+    let way: Vec<Input> = match phase {
+        Phase::Restoring => vec![],
+        Phase::Preparing | Phase::Starting => vec![Input::Restored],
+        Phase::Running => vec![Input::Restored, Input::Spawned { pid: 7 }],
+        Phase::Draining => vec![Input::Restored, Input::Spawned { pid: 7 }, notice(120)],
+        Phase::Terminating => vec![Input::Restored, Input::Spawned { pid: 7 }, stop(Stop::Cancel)],
+        Phase::Sweeping => {
+            vec![Input::Restored, Input::Spawned { pid: 7 }, Input::Exited(end(Some(0), None))]
+        }
+        Phase::Finishing => vec![
+            Input::Restored,
+            Input::Spawned { pid: 7 },
+            Input::Exited(end(Some(0), None)),
+            Input::TreeGone { leftover: None },
+        ],
+        Phase::Done => vec![Input::RestoreFailed { message: "x".into() }],
+    };
+    for input in way {
+        machine.step(START, input);
+    }
+    assert_eq!(machine.phase(), phase);
+    machine
+}
+
+fn inputs() -> Vec<(&'static str, Input)> {
+    vec![
+        ("restored", Input::Restored),
+        ("restore-failed", Input::RestoreFailed { message: "x".into() }),
+        ("spawned", Input::Spawned { pid: 7 }),
+        ("spawn-failed", Input::SpawnFailed { message: "x".into() }),
+        ("exit-0", Input::Exited(end(Some(0), None))),
+        ("exit-1", Input::Exited(end(Some(1), None))),
+        ("killed", Input::Exited(end(None, Some(9)))),
+        ("notice", notice(60)),
+        ("notice-short", notice(0)),
+        ("withdrawn", Input::NoticeWithdrawn),
+        ("cancel", stop(Stop::Cancel)),
+        ("time-limit", stop(Stop::TimeLimit)),
+        ("budget", stop(Stop::Budget)),
+        ("requeue", stop(Stop::Requeue)),
+        ("superseded", stop(Stop::Superseded)),
+        ("leaving", stop(Stop::WorkerLeaving)),
+        ("fenced", Input::Fenced { by: 9 }),
+        ("saved", Input::Saved { at: START }),
+        ("pushed-new", Input::Pushed(Pushed::Held { saved_at: START })),
+        ("pushed-old", Input::Pushed(Pushed::Held { saved_at: Timestamp(5) })),
+        ("push-failed", Input::Pushed(Pushed::Failed)),
+        ("push-superseded", Input::Pushed(Pushed::Superseded { by: 9 })),
+        ("tree-empty", Input::TreeEmpty),
+        ("tree-gone", Input::TreeGone { leftover: None }),
+        ("final-done", Input::FinalDone { problem: None }),
+        ("estimate", Input::UploadEstimate(Span::secs(1))),
+        ("tick", Input::Tick),
+    ]
+}
+
+fn name(action: &Action) -> String {
+    match action {
+        Action::Report(News::Finished(finish)) => format!(
+            "Finished[{}{}{}]",
+            finish.stopped.map_or("none", Stop::name),
+            if finish.signalled { " signalled" } else { "" },
+            if finish.launch_error.is_some() { " launch-error" } else { "" }
+        ),
+        Action::Report(news) => format!("{news:?}").split([' ', '{']).next().unwrap_or_default().to_owned(),
+        Action::WriteNotice { .. } => "WriteNotice".to_owned(),
+        other => format!("{other:?}"),
+    }
+}
+
+/// One line per pair: what it leads to.
+fn table() -> String {
+    let mut out = String::new();
+    for phase in PHASES {
+        for (label, input) in inputs() {
+            let mut machine = at(phase, rules(Some(Signal::Usr1), false));
+            let actions: Vec<String> = machine.step(START, input).iter().map(name).collect();
+            let line = format!("{phase:?} {label} -> {:?} {}", machine.phase(), actions.join(" "));
+            out.push_str(line.trim_end());
+            out.push('\n');
+        }
+    }
+    out
+}
+
+#[test]
+fn every_pair_of_phase_and_input_does_what_the_reviewed_table_says() {
+    let table = table();
+    let reviewed = include_str!("supervise_table.txt");
+    for (is, should) in table.lines().zip(reviewed.lines()) {
+        assert_eq!(is, should);
+    }
+    assert_eq!(
+        table,
+        reviewed,
+        "the table has lines for {} phases and {} inputs",
+        PHASES.len(),
+        inputs().len()
+    );
+}
+
+#[test]
+fn a_stop_after_the_commands_own_end_is_not_why_it_ended() {
+    for reason in [stop(Stop::Cancel), notice(60), stop(Stop::WorkerLeaving)] {
+        let mut machine = at(Phase::Sweeping, rules(None, false));
+        machine.step(START, reason);
+        let finish = run_down(&mut machine, START);
+        assert_eq!((finish.stopped, finish.signalled), (None, false));
+    }
+}
+
+#[test]
+fn a_drain_ends_with_the_first_checkpoint_that_was_saved_after_the_notice() {
+    let mut machine = at(Phase::Draining, rules(Some(Signal::Usr1), false));
+    let before = Input::Pushed(Pushed::Held { saved_at: START - Span::secs(1) });
+    assert_eq!(machine.step(START, before), vec![]);
+    assert_eq!(machine.step(START, Input::Saved { at: START }), vec![Action::Push]);
+    let after = Input::Pushed(Pushed::Held { saved_at: START + Span(100) });
+    assert_eq!(machine.step(START, after), vec![Action::SendTerm]);
+}
+
+#[test]
+fn without_a_save_the_stop_leaves_time_for_the_upload_and_a_second_to_spare() {
+    let mut machine = at(Phase::Draining, rules(None, false));
+    machine.step(START, Input::UploadEstimate(Span::secs(20)));
+    let deadline = START + Span::secs(120);
+    assert_eq!(machine.wake_at(), Some(deadline - Span::secs(20) - UPLOAD_MARGIN));
+    let stop_at = machine.wake_at().unwrap();
+    assert_eq!(machine.step(stop_at - Span(1), Input::Tick), vec![]);
+    assert_eq!(machine.step(stop_at, Input::Tick), vec![Action::SendTerm]);
+    assert_eq!(machine.wake_at(), Some(stop_at + Span::secs(10)), "the job's grace");
+}
+
+#[test]
+fn a_short_notice_signals_at_once_and_kills_no_later_than_half_a_second_after_the_stop() {
+    let mut machine = at(Phase::Running, rules(Some(Signal::Usr1), false));
+    let actions: Vec<String> = machine.step(START, notice(0)).iter().map(name).collect();
+    assert_eq!(actions, ["Noticed", "WriteNotice", "SendSave", "SendTerm"]);
+    assert_eq!(machine.wake_at(), Some(START + GRACE_MIN));
+}
+
+#[test]
+fn an_own_stop_gives_all_of_its_time_to_the_save_and_the_grace_follows() {
+    let mut machine = at(Phase::Running, rules(Some(Signal::Usr1), false));
+    machine.step(START, stop(Stop::Budget));
+    assert_eq!(machine.wake_at(), Some(START + Span::secs(10)));
+    machine.step(START + Span::secs(10), Input::Tick);
+    assert_eq!(machine.wake_at(), Some(START + Span::secs(20)));
+}
+
+#[test]
+fn the_stronger_reason_is_reported_and_the_nearer_deadline_counts() {
+    let mut machine = at(Phase::Draining, rules(None, false));
+    machine.step(START, Input::Stop { reason: Stop::WorkerLeaving, deadline: Some(START + Span::secs(5)) });
+    assert!(machine.wake_at().unwrap() < START + Span::secs(5));
+    let actions = machine.step(START, stop(Stop::Cancel));
+    assert_eq!(actions, vec![Action::SendTerm]);
+    let finish = run_down(&mut machine, START);
+    assert_eq!(finish.stopped, Some(Stop::Cancel));
+}
+
+#[test]
+fn signals_that_may_have_ended_the_command_are_told_apart_from_its_own_end() {
+    let ended = |signal, input: Input| {
+        let mut machine = at(Phase::Draining, rules(signal, false));
+        machine.step(START, input);
+        run_down(&mut machine, START).signalled
+    };
+    assert!(!ended(None, Input::Exited(end(Some(0), None))));
+    assert!(!ended(None, Input::Exited(end(Some(1), None))));
+    assert!(!ended(Some(Signal::Usr1), Input::Exited(end(Some(0), None))));
+    assert!(ended(Some(Signal::Usr1), Input::Exited(end(None, Some(10)))));
+    assert!(ended(Some(Signal::Term), Input::Exited(end(Some(0), None))));
+}
+
+#[test]
+fn saves_that_come_during_an_upload_are_taken_by_one_more() {
+    let mut machine = at(Phase::Running, rules(None, false));
+    assert_eq!(machine.step(START, Input::Saved { at: START }), vec![Action::Push]);
+    assert_eq!(machine.step(START, Input::Saved { at: START }), vec![]);
+    assert_eq!(machine.step(START, Input::Saved { at: START }), vec![]);
+    assert_eq!(machine.step(START, Input::Pushed(Pushed::Failed)), vec![Action::Push]);
+    assert_eq!(machine.step(START, Input::Pushed(Pushed::Failed)), vec![]);
+}
+
+/// Lets everything answer at once and time pass, until the end is reported.
+fn run_down(machine: &mut Machine, start: Timestamp) -> Finish {
+    let mut now = start;
+    let mut todo = std::collections::VecDeque::new();
+    for _ in 0..1000 {
+        let input = todo.pop_front().unwrap_or_else(|| {
+            now = machine.wake_at().unwrap_or(now).max(now);
+            match machine.phase() {
+                // What was asked for before this began is answered too.
+                Phase::Restoring => Input::Restored,
+                Phase::Starting => Input::Spawned { pid: 7 },
+                Phase::Preparing | Phase::Running => Input::Exited(end(Some(0), None)),
+                Phase::Sweeping if machine.end.is_none() => Input::Exited(end(None, Some(9))),
+                Phase::Sweeping => Input::TreeGone { leftover: None },
+                Phase::Finishing => Input::FinalDone { problem: None },
+                Phase::Draining | Phase::Terminating | Phase::Done => Input::Tick,
+            }
+        });
+        for action in machine.step(now, input) {
+            match action {
+                Action::Report(News::Finished(finish)) => return finish,
+                Action::KillTree => {
+                    todo.extend([Input::Exited(end(None, Some(9))), Input::TreeGone { leftover: None }]);
+                }
+                Action::Push => todo.push_back(Input::Pushed(Pushed::Failed)),
+                _ => {}
+            }
+        }
+    }
+    panic!("never ended: {machine:?}");
+}
+
+fn any_input() -> impl Strategy<Value = Input> {
+    let all: Vec<Input> = inputs().into_iter().map(|(_, input)| input).collect();
+    prop_oneof![
+        4 => proptest::sample::select(all),
+        1 => (0_u64..200).prop_map(notice),
+        1 => (0_u64..100_000).prop_map(|ms| Input::Saved { at: START + Span(ms) }),
+        1 => (0_u64..100_000).prop_map(|ms| Input::Pushed(Pushed::Held { saved_at: START + Span(ms) })),
+    ]
+}
+
+fn any_rules() -> impl Strategy<Value = Rules> {
+    let signal = proptest::sample::select(vec![None, Some(Signal::Usr1), Some(Signal::Term)]);
+    (signal, any::<bool>()).prop_map(|(signal, setup)| rules(signal, setup))
+}
+
+proptest! {
+    #[test]
+    fn whatever_happens_the_end_is_told_once_and_last_and_nothing_is_done_for_a_superseded_attempt(
+        rules in any_rules(),
+        history in proptest::collection::vec((any_input(), 0_u64..5000), 0..40),
+    ) {
+        let (mut machine, mut actions) = Machine::start(rules);
+        let mut now = START;
+        let mut superseded_after = None;
+        for (input, ms) in history {
+            now = now + Span(ms);
+            actions.extend(machine.step(now, input));
+            if machine.stopped == Some(Stop::Superseded) && superseded_after.is_none() {
+                superseded_after = Some(actions.len());
+            }
+        }
+        let ended = actions.iter().any(|a| matches!(a, Action::Report(News::Finished(_))));
+        prop_assert_eq!(ended, machine.phase() == Phase::Done);
+        if !ended {
+            let finish = run_down(&mut machine, now);
+            prop_assert_eq!(finish.stopped, machine.stopped);
+        }
+        prop_assert!(machine.step(now, Input::Tick).is_empty());
+        let count = |wanted: fn(&Action) -> bool| actions.iter().filter(|a| wanted(a)).count();
+        prop_assert!(count(|a| matches!(a, Action::Report(News::Finished(_)))) <= 1);
+        prop_assert!(count(|a| matches!(a, Action::SpawnCommand)) <= 1);
+        prop_assert!(count(|a| matches!(a, Action::SpawnSetup)) <= 1);
+        prop_assert!(count(|a| matches!(a, Action::FinalPush)) <= 1);
+        prop_assert!(count(|a| matches!(a, Action::KillTree)) <= 1);
+        if let Some(from) = superseded_after {
+            let saves = |a: &Action| matches!(a, Action::Push | Action::FinalPush | Action::SpawnCommand);
+            prop_assert!(!actions[from..].iter().any(saves));
+        }
+        if let Some(last) = actions.iter().position(|a| matches!(a, Action::Report(News::Finished(_)))) {
+            prop_assert_eq!(last + 1, actions.len());
+        }
+    }
+
+    #[test]
+    fn a_noticed_command_is_gone_a_second_before_its_deadline_if_there_is_time(
+        rules in any_rules(),
+        seconds in 4_u64..200,
+        history in proptest::collection::vec((0_u64..1000).prop_map(|ms| START + Span(ms)), 0..5),
+    ) {
+        let mut machine = at(Phase::Running, rules);
+        machine.step(START, notice(seconds));
+        for at in history {
+            machine.step(at, Input::Saved { at: START - Span::secs(9) });
+        }
+        let mut now = START;
+        while machine.phase() != Phase::Sweeping {
+            now = machine.wake_at().unwrap();
+            machine.step(now, Input::Tick);
+        }
+        prop_assert!(now + RESERVE <= START + Span::secs(seconds), "killed at {now:?}");
+    }
+}
