@@ -1,5 +1,6 @@
 //! The settings of `spotqd`, from a YAML file. Every field has a default; an unknown one is an error.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
@@ -18,8 +19,9 @@ pub struct Config {
     pub cluster: Option<String>,
     /// Root of the checkpoint store, `file:///…` or `s3://bucket/prefix`; `checkpoints` in the data directory if absent.
     pub checkpoint_store: Option<String>,
-    /// Limits and times, in milliseconds where they are times. See `spotq_core::Policies`.
-    pub policies: Option<Policies>,
+    /// Limits and times, in milliseconds where they are times; what is not named keeps its default. See
+    /// `spotq_core::Policies`.
+    pub policies: BTreeMap<String, serde_json::Value>,
     pub local: LocalConfig,
 }
 
@@ -42,24 +44,32 @@ impl Config {
             .map_err(|error| DaemonError::Config(format!("{}: {error}", path.display())))
     }
 
-    /// The policies for the simulated clouds, whose nodes boot in a fraction of a second.
-    #[must_use]
-    pub fn local_policies(&self) -> Policies {
-        self.policies.clone().unwrap_or_else(|| Policies {
-            lease_ttl: Span::secs(10),
-            launch_timeout: Span::secs(30),
-            list_lag: Span::secs(3),
-            boot_timeout: Span::secs(30),
-            settle: Span::secs(1),
-            idle_ttl: Span::secs(2),
-            drain_grace: Span::secs(3),
-            preempted_cool_down: Span::secs(5),
-            back_off: Span::millis(250),
-            back_off_max: Span::secs(30),
-            progress_every: Span::millis(250),
-            restart_overhead: Span::secs(5),
-            ..Policies::default()
-        })
+    /// The policies for the simulated clouds, whose nodes boot in a fraction of a second, with what the file changes.
+    pub fn local_policies(&self) -> Result<Policies, DaemonError> {
+        let bad = |error: serde_json::Error| DaemonError::Config(format!("policies: {error}"));
+        let mut all = serde_json::to_value(local_defaults()).map_err(bad)?;
+        if let Some(all) = all.as_object_mut() {
+            all.extend(self.policies.clone());
+        }
+        serde_json::from_value(all).map_err(bad)
+    }
+}
+
+fn local_defaults() -> Policies {
+    Policies {
+        lease_ttl: Span::secs(10),
+        launch_timeout: Span::secs(30),
+        list_lag: Span::secs(3),
+        boot_timeout: Span::secs(30),
+        settle: Span::secs(1),
+        idle_ttl: Span::secs(2),
+        drain_grace: Span::secs(3),
+        preempted_cool_down: Span::secs(5),
+        back_off: Span::millis(250),
+        back_off_max: Span::secs(30),
+        progress_every: Span::millis(250),
+        restart_overhead: Span::secs(5),
+        ..Policies::default()
     }
 }
 
@@ -69,3 +79,32 @@ pub(crate) const LOCAL_POLL: Duration = Duration::from_secs(1);
 pub(crate) const LOCAL_HEARTBEAT: Duration = Duration::from_secs(1);
 /// A worker that has heard nothing for this long ends its node: nobody will come back to a forgotten experiment.
 pub(crate) const DEAD_MAN: Duration = Duration::from_secs(600);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Config, String> {
+        let dir = std::env::temp_dir().join(format!("spotqd-config-{}", uuid::Uuid::new_v4()));
+        std::fs::write(&dir, text).unwrap();
+        let config = Config::read(&dir).map_err(|error| error.to_string());
+        std::fs::remove_file(dir).unwrap();
+        config
+    }
+
+    #[test]
+    fn an_empty_file_is_the_default_and_a_changed_policy_leaves_the_others() {
+        assert_eq!(read("\n"), Ok(Config::default()));
+        let policies = read("policies:\n  idle_ttl: 0\n").unwrap().local_policies().unwrap();
+        assert_eq!(policies, Policies { idle_ttl: Span::ZERO, ..local_defaults() });
+    }
+
+    #[test]
+    fn a_bad_file_is_named_with_the_place_and_what_was_expected() {
+        let unknown = read("cluster: a\nclustre: b\n").unwrap_err();
+        assert!(unknown.contains("clustre") && unknown.contains("line 2"), "{unknown}");
+        let config = read("policies: {idle_tll: 3}").unwrap();
+        assert!(config.local_policies().unwrap_err().to_string().contains("idle_tll"));
+        assert!(read("[1").is_err());
+    }
+}

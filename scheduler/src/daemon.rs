@@ -62,7 +62,7 @@ pub async fn run(args: DaemonArgs) -> Result<(), DaemonError> {
     let exe = std::env::current_exe().map_err(|e| DaemonError::Running(format!("find this program: {e}")))?;
     let cloud = LocalCloud::connect_or_start(&data.join("cloud"), args.seed, &config.local.cloud, &exe).await?;
     let engine = EngineConfig {
-        policies: spotq_core::Policies { cluster: cluster_name(&config, &secret), ..config.local_policies() },
+        policies: spotq_core::Policies { cluster: cluster_name(&config, &secret), ..config.local_policies()? },
         store: Arc::new(store),
         provider: Arc::new(cloud.clone()),
         checkpoint_root: config

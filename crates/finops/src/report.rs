@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use spotq_core::{Attempt, Cluster, Segment, Task};
-use spotq_model::{AttemptEnd, Generation, Span, TaskId, Timestamp, Usd};
+use spotq_model::{AttemptEnd, Checkpoint, Generation, Span, TaskId, Timestamp, Usd};
 
 /// Where paid time went that was not kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -89,6 +89,7 @@ impl JobCost {
 pub struct JobReport {
     pub task: TaskId,
     pub cost: JobCost,
+    /// Attempts that reached a node; a launch that the cloud refused is none.
     pub attempts: u32,
     pub preemptions: u32,
     pub preemptions_without_notice: u32,
@@ -106,7 +107,7 @@ pub fn job_report(c: &Cluster, id: TaskId, now: Timestamp) -> Option<JobReport> 
     Some(JobReport {
         task: id,
         cost: job_cost(c, id, now),
-        attempts: count(task.attempts.iter()),
+        attempts: count(task.attempts.iter().filter(|a| a.accepted_at.is_some())),
         preemptions: task.preemptions,
         preemptions_without_notice: count(task.attempts.iter().filter(unnoticed)),
         steps_done: task.attempts.iter().filter_map(|a| a.progress).map(|p| p.step).max().unwrap_or(0),
@@ -218,22 +219,20 @@ impl Parts {
     }
 }
 
-/// Up to when the work of `attempt` was kept: told by what the next attempt that started resumed from.
+/// Up to when the work of `attempt` was kept: told by what the attempts that started after it resumed from. A later one
+/// that had to fall back further than the next one takes more of it away.
 fn kept_until(task: &Task, attempt: &Attempt, started: Timestamp, stopped: Timestamp) -> Timestamp {
     match &attempt.end {
         None | Some(AttemptEnd::Completed) => return stopped,
         Some(_) => {}
     }
-    let next = task.attempts.iter().find(|a| a.generation > attempt.generation && a.started_at.is_some());
-    let kept = match next {
-        Some(next) => next.resumed.as_ref().filter(|from| from.generation >= attempt.generation),
-        None => attempt.committed.as_ref(),
+    let kept_by = |from: Option<&Checkpoint>| match from {
+        Some(from) if from.generation == attempt.generation => from.saved_at.clamp(started, stopped),
+        Some(from) if from.generation > attempt.generation => stopped,
+        Some(_) | None => started,
     };
-    match kept {
-        Some(checkpoint) if checkpoint.generation == attempt.generation => checkpoint.saved_at.clamp(started, stopped),
-        Some(_) => stopped,
-        None => started,
-    }
+    let later = task.attempts.iter().filter(|a| a.generation > attempt.generation && a.started_at.is_some());
+    later.map(|a| kept_by(a.resumed.as_ref())).min().unwrap_or_else(|| kept_by(attempt.committed.as_ref()))
 }
 
 /// For each attempt that another one followed: the steps beyond those that the other one resumed from.

@@ -35,7 +35,8 @@ impl Daemon {
     pub(super) async fn start(data: &Path, seed: u64) -> Result<Self, ExpectedError> {
         let config = data.join("spotqd.yaml");
         let cloud = cloud_config();
-        let settings = serde_json::json!({ "local": { "cloud": cloud } });
+        // Nothing comes after this job, so its last node need not wait for more work.
+        let settings = serde_json::json!({ "local": { "cloud": cloud }, "policies": { "idle_ttl": 0 } });
         // JSON is YAML.
         std::fs::write(&config, settings.to_string()).map_err(|e| ExpectedError::writing(&config, &e))?;
         let (child, address) = spawn(data, seed, &config, "127.0.0.1:0").await?;
@@ -61,7 +62,10 @@ impl Daemon {
 
     /// `kill -9`, at whatever the scheduler is doing.
     pub(super) async fn kill(&mut self) -> Result<(), ExpectedError> {
-        self.child.kill().await.map_err(|e| ExpectedError::Internal(format!("cannot kill the scheduler: {e}")))
+        self.child
+            .kill()
+            .await
+            .map_err(|e| ExpectedError::Internal(format!("cannot kill the scheduler: {e}")))
     }
 
     pub(super) async fn restart(&mut self) -> Result<(), ExpectedError> {
@@ -94,7 +98,12 @@ fn cloud_config() -> CloudConfig {
     }
 }
 
-async fn spawn(data: &Path, seed: u64, config: &Path, listen: &str) -> Result<(Child, String), ExpectedError> {
+async fn spawn(
+    data: &Path,
+    seed: u64,
+    config: &Path,
+    listen: &str,
+) -> Result<(Child, String), ExpectedError> {
     let log = data.join("spotqd.log");
     let log = std::fs::OpenOptions::new()
         .create(true)
@@ -113,7 +122,8 @@ async fn spawn(data: &Path, seed: u64, config: &Path, listen: &str) -> Result<(C
         .kill_on_drop(true)
         .spawn()
         .map_err(|e| super::cannot_start("the scheduler", &e))?;
-    let stdout = child.stdout.take().ok_or_else(|| ExpectedError::Internal("the scheduler has no stdout".into()))?;
+    let stdout =
+        child.stdout.take().ok_or_else(|| ExpectedError::Internal("the scheduler has no stdout".into()))?;
     let ready = async {
         let mut lines = BufReader::new(stdout).lines();
         while let Ok(Some(line)) = lines.next_line().await {

@@ -84,7 +84,8 @@ pub(super) async fn run(
                 }
                 let step = view.progress.map_or(0, |p| p.step);
                 let due = faults.peek().is_some_and(|fault| step >= fault.step);
-                let target = (due && view.phase == "running" && view.generation > hit).then(|| instance(&view));
+                let target =
+                    (due && view.phase == "running" && view.generation > hit).then(|| instance(&view));
                 if let (Some(Some(instance)), Some(fault)) = (target, faults.peek().copied()) {
                     hit = view.generation;
                     faults.next();
@@ -94,7 +95,11 @@ pub(super) async fn run(
             Event::Failed(error) => return Err(error),
             Event::Interrupt => {
                 story.end();
-                daemon.cloud().shutdown().await.map_err(|refusal| ExpectedError::Internal(refusal.message))?;
+                daemon
+                    .cloud()
+                    .shutdown()
+                    .await
+                    .map_err(|refusal| ExpectedError::Internal(refusal.message))?;
                 return Err(ExpectedError::Refused("stopped by Ctrl-C; nothing is left running".into()));
             }
             Event::Away(_) | Event::Back | Event::Log(_) | Event::LogsEnd => {}
@@ -114,13 +119,12 @@ async fn interrupt(
     fault: Fault,
     story: &Story,
 ) -> Result<(), ExpectedError> {
-    let how = if fault.notice == Span::ZERO { "without notice".into() } else { format!("notice {}", fault.notice) };
+    let how =
+        if fault.notice == Span::ZERO { "without notice".into() } else { format!("notice {}", fault.notice) };
     story.say(&format!("the market takes {instance} back ({how})"));
-    daemon
-        .cloud()
-        .simulate_interruption(instance, fault.notice)
-        .await
-        .map_err(|refusal| ExpectedError::Internal(format!("cannot interrupt a node: {}", refusal.message)))?;
+    daemon.cloud().simulate_interruption(instance, fault.notice).await.map_err(|refusal| {
+        ExpectedError::Internal(format!("cannot interrupt a node: {}", refusal.message))
+    })?;
     if fault.scheduler == Scheduler::Killed {
         story.say("kill -9 of the scheduler, while the node is going away");
         daemon.kill().await?;

@@ -69,7 +69,9 @@ pub fn run(args: &DemoArgs, out: &Out) -> Result<ExitCode, ExpectedError> {
 async fn demo(args: &DemoArgs, place: &Place, out: &Out) -> Result<proof::Proof, ExpectedError> {
     let steps = STEPS_MIN.max(STEPS_PER_PREEMPTION * u64::from(args.preemptions + 1));
     let story = Story::new(out);
-    story.say(&format!("training a character model for {steps} steps twice: undisturbed, and on spot capacity"));
+    story.say(&format!(
+        "training a character model for {steps} steps twice: undisturbed, and on spot capacity"
+    ));
     let mut undisturbed = undisturbed(&place.uninterrupted, steps)?;
     let mut daemon = Daemon::start(&place.data, args.seed).await?;
     let client = daemon.client().await?;
@@ -181,9 +183,19 @@ fn job(steps: u64) -> Result<JobSpec, ExpectedError> {
 }
 
 fn trainer_args(steps: u64) -> impl Iterator<Item = String> {
-    ["train", "--steps", &steps.to_string(), "--save-every", "100", "--log-every", "100", "--out", "model.bin"]
-        .map(str::to_owned)
-        .into_iter()
+    [
+        "train",
+        "--steps",
+        &steps.to_string(),
+        "--save-every",
+        "100",
+        "--log-every",
+        "100",
+        "--out",
+        "model.bin",
+    ]
+    .map(str::to_owned)
+    .into_iter()
 }
 
 fn program() -> Result<PathBuf, ExpectedError> {

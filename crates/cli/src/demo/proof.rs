@@ -71,7 +71,10 @@ struct SegmentLine {
 pub(super) async fn gather(client: &Client, task: TaskId, place: &Place) -> Result<Evidence, ExpectedError> {
     let report = closed_report(client, task).await?;
     let [job] = report.jobs.as_slice() else {
-        return Err(ExpectedError::Internal(format!("the report has {} jobs, expected one", report.jobs.len())));
+        return Err(ExpectedError::Internal(format!(
+            "the report has {} jobs, expected one",
+            report.jobs.len()
+        )));
     };
     fetch_model(client, task, &place.final_dir).await?;
     write_segments(&place.root.join("segments.json"), &report.segments)?;
