@@ -22,9 +22,26 @@ const CLINGS: &str = "trap '' TERM; (setsid sh -c 'trap \"\" TERM; sleep 600; tr
                       echo $$ > pid; sleep 600; sleep 600";
 
 struct Fixture {
+    _end: EndOnPanic,
     dir: tempfile::TempDir,
     config: CloudConfig,
     cloud: LocalCloud,
+}
+
+/// A failed test leaves no cloud and no node behind either.
+struct EndOnPanic(PathBuf);
+
+impl Drop for EndOnPanic {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        let control = fs::read(self.0.join("control.json")).unwrap_or_default();
+        let control: serde_json::Value = serde_json::from_slice(&control).unwrap_or_default();
+        if let Some(pid) = control["pid"].as_i64().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?)) {
+            let _ = kill_process(pid, Signal::TERM);
+        }
+    }
 }
 
 impl Fixture {
@@ -49,7 +66,7 @@ impl Fixture {
         };
         change(&mut config);
         let cloud = connect(dir.path(), &config).await;
-        Fixture { dir, config, cloud }
+        Fixture { _end: EndOnPanic(dir.path().join("cloud")), dir, config, cloud }
     }
 
     async fn run_node(&self, number: u64) -> InstanceId {
@@ -275,7 +292,7 @@ async fn shutdown_ends_every_process() {
 
 #[tokio::test]
 async fn a_cloud_that_nobody_needs_ends_and_one_with_a_node_stays() {
-    let Fixture { dir, config, cloud } = Fixture::start(WAITS, |config| config.idle_exit_ms = 300).await;
+    let Fixture { dir, config, cloud, .. } = Fixture::start(WAITS, |config| config.idle_exit_ms = 300).await;
     let pid = cloud.pid();
     let launched = cloud.launch(request("aws/us-east-1/us-east-1a/c7i.xlarge/spot", 1)).await.unwrap();
     drop(cloud);
