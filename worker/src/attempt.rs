@@ -298,6 +298,7 @@ impl Attempt {
             resumed,
             port: free_port(),
             cpus: std::thread::available_parallelism().map_or(1, usize::from),
+            programs: self.setting.exe.parent().unwrap_or(Path::new("/")),
         };
         let env = environment::build(std::env::vars_os(), &facts);
         let (process, pumps) = process::start(&Launch {

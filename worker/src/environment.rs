@@ -59,6 +59,8 @@ pub struct Facts<'a> {
     /// A free port for the ranks to meet.
     pub port: u16,
     pub cpus: usize,
+    /// Where spotq's own programs are, so that a job finds them without a path.
+    pub programs: &'a Path,
 }
 
 /// The whole environment of the command, on top of what the worker itself was started with.
@@ -69,9 +71,11 @@ pub fn build(
 ) -> BTreeMap<OsString, OsString> {
     let mut env: BTreeMap<OsString, OsString> =
         inherited.into_iter().filter(|(k, _)| k != JOIN_SECRET).collect();
+    let path = search_path(env.get(OsStr::new("PATH")), facts.programs);
     let mut set = |key: &str, value: &OsStr| {
         env.insert(key.into(), value.into());
     };
+    set("PATH", &path);
     for (key, value) in ranks(facts).into_iter().chain(slurm(facts)) {
         set(key, value.as_ref());
     }
@@ -82,6 +86,16 @@ pub fn build(
         set(key, &value);
     }
     env
+}
+
+/// The node's own search path, with our programs last: they never hide one of the node's.
+fn search_path(inherited: Option<&OsString>, programs: &Path) -> OsString {
+    let mut path = inherited.cloned().unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());
+    if !path.is_empty() {
+        path.push(":");
+    }
+    path.push(programs);
+    path
 }
 
 /// A name that the system can pass on and that the contract does not own.
@@ -171,6 +185,7 @@ mod tests {
             resumed,
             port: 29500,
             cpus: 2,
+            programs: Path::new("/opt/spotq"),
         };
         let inherited = [(JOIN_SECRET, "hush"), ("HOME", "/root"), ("SPOTQ_NODE", "i-1")];
         build(inherited.map(|(k, v)| (k.into(), v.into())), &facts)
@@ -198,6 +213,12 @@ mod tests {
         let env = built(&[], false);
         assert_eq!(get(&env, JOIN_SECRET), None);
         assert_eq!(get(&env, "SPOTQ_NODE"), Some("i-1"));
+    }
+
+    #[test]
+    fn our_programs_are_found_last() {
+        assert_eq!(search_path(Some(&"/bin".into()), Path::new("/opt/spotq")), "/bin:/opt/spotq");
+        assert_eq!(search_path(None, Path::new("/p")), "/usr/local/bin:/usr/bin:/bin:/p");
     }
 
     #[test]
