@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use spotq_model::{
-    AttemptEnd, Checkpoint, EffectKey, Event, Exit, Fact, Generation, JobId, JobSpec, NodeId, Outcome, Pool, Quote,
-    RefusalKind, Scope, Shape, Span, StopWhy, TaskId, Timestamp, WaitReason,
+    AttemptEnd, Checkpoint, EffectKey, Event, Exit, Fact, Generation, GoneCause, InstanceId, JobId, JobSpec, NodeId,
+    Outcome, Pool, Quote, RefusalKind, Scope, Shape, Span, StopWhy, TaskId, Timestamp, WaitReason,
 };
 
 use crate::ledger::Ledger;
@@ -194,19 +194,29 @@ fn apply_attempt(c: &mut Cluster, at: Timestamp, fact: &Fact) -> Applied {
             let attempt = attempt_mut(c, *task, *generation)?;
             attempt.accepted_at = Some(at);
             let node = attempt.node;
-            set_phase(c, at, *task, Phase::Restoring { node });
+            // The notice may have come while the grant was on its way.
+            let deadline = c.nodes.get(&node).and_then(|n| n.notice.as_ref()).map(|seen| seen.deadline);
+            let phase = match deadline {
+                Some(deadline) => Phase::Draining { node, deadline },
+                None => Phase::Restoring { node },
+            };
+            set_phase(c, at, *task, phase);
             Ok(())
         }
         Fact::AttemptRestored { task, generation, from, fell_back } => {
             in_phase(c, *task, &["restoring", "draining"])?;
-            let attempt = attempt_mut(c, *task, *generation)?;
+            let attempt = not_started(c, *task, *generation)?;
             attempt.resumed.clone_from(from);
             attempt.fell_back = *fell_back;
+            if *fell_back > 0 {
+                // What was passed over is quarantined: the next attempt is not expected to find it.
+                task_mut(c, *task)?.checkpoint.clone_from(from);
+            }
             Ok(())
         }
         Fact::AttemptStarted { task, generation } => {
             in_phase(c, *task, &["restoring", "draining"])?;
-            let attempt = attempt_mut(c, *task, *generation)?;
+            let attempt = not_started(c, *task, *generation)?;
             attempt.started_at = Some(at);
             let node = attempt.node;
             if matches!(task_mut(c, *task)?.phase, Phase::Restoring { .. }) {
@@ -368,9 +378,12 @@ fn adopt_orphan(
     at: Timestamp,
     id: NodeId,
     key: &EffectKey,
-    instance: &spotq_model::InstanceId,
+    instance: &InstanceId,
     pool: &Pool,
 ) -> Applied {
+    if c.nodes.get(&id).is_some_and(|known| known.state != NodeState::Gone) {
+        return Err(format!("node {id} is alive"));
+    }
     if !c.nodes.contains_key(&id) {
         let quote = Quote {
             price: spotq_model::UsdPerHour::default(),
@@ -383,9 +396,6 @@ fn adopt_orphan(
         request_node(c, at, id, new)?;
     }
     let node = c.nodes.get_mut(&id).ok_or_else(|| unknown_node(id))?;
-    if node.state != NodeState::Gone && node.state != NodeState::Requested {
-        return Err(format!("node {id} is alive"));
-    }
     node.instance = Some(instance.clone());
     node.state = NodeState::Ending;
     node.ending = Some(spotq_model::EndWhy::Orphan);
@@ -400,25 +410,10 @@ fn adopt_orphan(
 
 fn apply_node(c: &mut Cluster, at: Timestamp, fact: &Fact) -> Applied {
     match fact {
-        Fact::NodeLaunched { node, instance, quote } => {
-            let node = node_in(c, *node, &[NodeState::Requested, NodeState::Ending])?;
-            if node.launched_at.is_some() {
-                return Err("it was launched already".into());
-            }
-            node.instance = Some(instance.clone());
-            node.launched_at = Some(at);
-            node.quote = quote.clone();
-            let holder = node.holder;
-            node.ledger.open(at, quote.clone(), holder);
-            node.state = node.state.max(NodeState::Booting);
-            Ok(())
-        }
+        Fact::NodeLaunched { node, instance, quote } => launched(c, at, *node, instance, quote),
         Fact::NodeRefused { node, kind, message } => {
             let id = *node;
-            let node = node_in(c, id, &[NodeState::Requested, NodeState::Ending])?;
-            if node.launched_at.is_some() {
-                return Err("it was launched already".into());
-            }
+            let node = released(not_launched(c, id)?)?;
             node.refused = Some((*kind, message.clone()));
             node.state = NodeState::Gone;
             node.gone_at = Some(at);
@@ -434,23 +429,13 @@ fn apply_node(c: &mut Cluster, at: Timestamp, fact: &Fact) -> Applied {
         Fact::NodeNoticed { node, deadline, source } => notice(c, at, *node, *deadline, source),
         Fact::NoticeWithdrawn { node } => withdraw(c, at, *node),
         Fact::NodeEnding { node, why } => {
-            let node = node_in(c, *node, &[NodeState::Requested, NodeState::Booting, NodeState::Ready])?;
+            let alive = [NodeState::Requested, NodeState::Booting, NodeState::Ready];
+            let node = released(node_in(c, *node, &alive)?)?;
             node.state = NodeState::Ending;
             node.ending = Some(*why);
             Ok(())
         }
-        Fact::NodeGone { node, cause, ended_at } => {
-            let id = *node;
-            let alive = [NodeState::Requested, NodeState::Booting, NodeState::Ready, NodeState::Ending];
-            let node = node_in(c, id, &alive)?;
-            // The cloud may know the end better than the moment we hear of it, but it cannot lie in the future.
-            node.ledger.close((*ended_at).min(at));
-            node.state = NodeState::Gone;
-            node.gone_at = Some(at);
-            node.gone = Some(*cause);
-            c.live.remove(&id);
-            Ok(())
-        }
+        Fact::NodeGone { node, cause, ended_at } => gone(c, at, *node, *cause, *ended_at),
         Fact::NodeRepriced { node, quote } => {
             let node = node_in(c, *node, &[NodeState::Booting, NodeState::Ready, NodeState::Ending])?;
             node.quote = quote.clone();
@@ -471,6 +456,30 @@ fn apply_node(c: &mut Cluster, at: Timestamp, fact: &Fact) -> Applied {
         }
         other => Err(format!("{} is not about a node", fact_name(other))),
     }
+}
+
+fn launched(c: &mut Cluster, at: Timestamp, id: NodeId, instance: &InstanceId, quote: &Quote) -> Applied {
+    let node = not_launched(c, id)?;
+    node.instance = Some(instance.clone());
+    node.launched_at = Some(at);
+    node.quote = quote.clone();
+    let holder = node.holder;
+    node.ledger.open(at, quote.clone(), holder);
+    // One that became unneeded meanwhile stays on its way out.
+    node.state = node.state.max(NodeState::Booting);
+    Ok(())
+}
+
+fn gone(c: &mut Cluster, at: Timestamp, id: NodeId, cause: GoneCause, ended_at: Timestamp) -> Applied {
+    let alive = [NodeState::Requested, NodeState::Booting, NodeState::Ready, NodeState::Ending];
+    let node = released(node_in(c, id, &alive)?)?;
+    // The cloud may know the end better than the moment we hear of it, but it cannot lie in the future.
+    node.ledger.close(ended_at.min(at));
+    node.state = NodeState::Gone;
+    node.gone_at = Some(at);
+    node.gone = Some(cause);
+    c.live.remove(&id);
+    Ok(())
 }
 
 fn notice(c: &mut Cluster, at: Timestamp, id: NodeId, deadline: Timestamp, source: &str) -> Applied {
@@ -505,7 +514,9 @@ fn withdraw(c: &mut Cluster, at: Timestamp, id: NodeId) -> Applied {
 
 fn cool(c: &mut Cluster, at: Timestamp, scope: &Scope, kind: RefusalKind, until: Timestamp, message: &str) -> Applied {
     c.cool_downs.retain(|known| known.until > at || known.scope == *scope);
-    let strikes = c.cool_downs.iter().find(|known| known.scope == *scope).map_or(0, |known| known.strikes) + 1;
+    // A refusal that comes later after the last one than it lasts itself starts from the beginning.
+    let lately = c.cool_downs.iter().find(|known| known.scope == *scope && at.since(known.until) < until.since(at));
+    let strikes = lately.map_or(0, |known| known.strikes).saturating_add(1);
     c.cool_downs.retain(|known| known.scope != *scope);
     c.cool_downs.push(CoolDown { scope: scope.clone(), kind, until, strikes, message: message.to_owned() });
     Ok(())
@@ -573,9 +584,27 @@ fn attempt_mut(c: &mut Cluster, id: TaskId, generation: Generation) -> Result<&m
         .ok_or_else(|| format!("generation {generation} of task {id} is not under way (newest is {current})"))
 }
 
+fn not_started(c: &mut Cluster, id: TaskId, generation: Generation) -> Result<&mut Attempt, String> {
+    let attempt = attempt_mut(c, id, generation)?;
+    if attempt.started_at.is_some() { Err("its command runs already".into()) } else { Ok(attempt) }
+}
+
 fn node_in<'a>(c: &'a mut Cluster, id: NodeId, allowed: &[NodeState]) -> Result<&'a mut Node, String> {
     let node = c.nodes.get_mut(&id).ok_or_else(|| unknown_node(id))?;
     if allowed.contains(&node.state) { Ok(node) } else { Err(format!("node {id} is {}", node.state.name())) }
+}
+
+fn not_launched(c: &mut Cluster, id: NodeId) -> Result<&mut Node, String> {
+    let node = node_in(c, id, &[NodeState::Requested, NodeState::Ending])?;
+    if node.launched_at.is_some() { Err(format!("node {id} was launched already")) } else { Ok(node) }
+}
+
+/// A node goes only after the attempt that holds it has ended, so that no task is left on a node that is not there.
+fn released(node: &mut Node) -> Result<&mut Node, String> {
+    match node.holder {
+        Some((task, _)) => Err(format!("node {} is held by task {task}", node.id)),
+        None => Ok(node),
+    }
 }
 
 fn unknown_task(id: TaskId) -> String {

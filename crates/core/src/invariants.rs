@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use spotq_model::{NodeId, Timestamp};
+use spotq_model::{NodeId, TaskId, Timestamp};
 
 use crate::state::{Cluster, Node, NodeState, Phase, Task};
 
@@ -17,9 +17,10 @@ pub struct Violation {
 #[must_use]
 pub fn check(c: &Cluster) -> Vec<Violation> {
     let mut found = Vec::new();
+    let queued: BTreeSet<TaskId> = c.queue.iter().map(|key| key.task).collect();
     for task in c.jobs.values().flat_map(|job| job.tasks.values()) {
         check_generations(task, &mut found);
-        check_indexes(c, task, &mut found);
+        check_indexes(c, &queued, task, &mut found);
         check_steps(task, &mut found);
     }
     for node in c.nodes.values() {
@@ -27,6 +28,7 @@ pub fn check(c: &Cluster) -> Vec<Violation> {
         check_ledger(node, c.now, &mut found);
     }
     check_launch_keys(c, &mut found);
+    check_instances(c, &mut found);
     found
 }
 
@@ -41,9 +43,9 @@ fn check_generations(task: &Task, found: &mut Vec<Violation>) {
 }
 
 /// INV-11: a phase is exactly one, a done task has no attempt under way, the indexes agree with the phases.
-fn check_indexes(c: &Cluster, task: &Task, found: &mut Vec<Violation>) {
+fn check_indexes(c: &Cluster, queued: &BTreeSet<TaskId>, task: &Task, found: &mut Vec<Violation>) {
     let pending = matches!(task.phase, Phase::Pending { .. });
-    let queued = c.queue.iter().any(|key| key.task == task.id);
+    let queued = queued.contains(&task.id);
     let active = task.phase.node().is_some();
     let under_way = task.under_way().is_some();
     if pending != queued || active != c.active.contains(&task.id) || active != under_way {
@@ -57,12 +59,16 @@ fn check_steps(task: &Task, found: &mut Vec<Violation>) {
     let mut committed = None;
     for attempt in &task.attempts {
         let resumed = attempt.resumed.as_ref();
-        let below = |known: &u64| resumed.is_none_or(|r| r.log_sequence < *known);
+        let below = |known: &u64| resumed.is_none_or(|r| r.sequence < *known);
         if attempt.started_at.is_some() && attempt.fell_back == 0 && committed.as_ref().is_some_and(below) {
             let text = format!("generation {} of task {} started below its checkpoint", attempt.generation, task.id);
             found.push(Violation { id: "INV-06", text });
         }
-        committed = attempt.committed.as_ref().map(|checkpoint| checkpoint.log_sequence).or(committed);
+        if attempt.fell_back > 0 {
+            // Those that were passed over are quarantined.
+            committed = resumed.map(|checkpoint| checkpoint.sequence);
+        }
+        committed = attempt.committed.as_ref().map(|checkpoint| checkpoint.sequence).or(committed);
     }
 }
 
@@ -113,5 +119,16 @@ fn check_launch_keys(c: &Cluster, found: &mut Vec<Violation>) {
     let doubled: Vec<NodeId> = asked.filter(|node| !keys.insert(&node.key)).map(|node| node.id).collect();
     for node in doubled {
         found.push(Violation { id: "INV-04", text: format!("node {node} has the launch key of another") });
+    }
+}
+
+/// INV-03: an instance is paid for once, so one live node refers to it.
+fn check_instances(c: &Cluster, found: &mut Vec<Violation>) {
+    let mut seen = BTreeSet::new();
+    for node in c.live_nodes() {
+        if let Some(instance) = node.instance.as_ref().filter(|instance| !seen.insert(*instance)) {
+            let text = format!("instance {instance} is in the ledger of node {} and of another", node.id);
+            found.push(Violation { id: "INV-03", text });
+        }
     }
 }

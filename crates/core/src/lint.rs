@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use spotq_model::{Market, TaskId};
 use spotq_policy::eligible;
 
-use crate::plan::{Move, Plan, PlanInput, Waiting};
+use crate::plan::{FreeNode, Move, Plan, PlanInput, Waiting};
 
 /// What is wrong with a plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,8 +60,13 @@ fn lint_move(input: &PlanInput<'_>, waiting: &Waiting, step: &Move) -> Vec<Note>
             if *generation < waiting.next_generation {
                 notes.push(fatal(format!("task {task} gets an old generation {generation}")));
             }
-            if !input.free_nodes.iter().any(|free| free.node == *node) {
-                notes.push(fatal(format!("node {node} is not free")));
+            match input.free_nodes.iter().find(|free| free.node == *node).map(FreeNode::as_offer) {
+                None => notes.push(fatal(format!("node {node} is not free"))),
+                Some(offer) => {
+                    if let Err(why) = eligible(&waiting.spec, &offer) {
+                        notes.push(fatal(format!("node {node} will not do for task {task}: {why}")));
+                    }
+                }
             }
         }
         Move::Launch { node, generation, offer, key, expires_at, .. } => {
@@ -79,6 +84,9 @@ fn lint_move(input: &PlanInput<'_>, waiting: &Waiting, step: &Move) -> Vec<Note>
             }
             if let Err(why) = eligible(&waiting.spec, offer) {
                 notes.push(fatal(format!("pool {} will not do for task {task}: {why}", offer.pool)));
+            }
+            if input.cool_downs.iter().any(|cool| cool.scope.covers(&offer.pool)) {
+                notes.push(fatal(format!("pool {} refused lately", offer.pool)));
             }
             if offer.quote.price.0.0 <= 0 {
                 notes.push(fatal(format!("pool {} has no price", offer.pool)));

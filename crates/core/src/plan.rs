@@ -50,6 +50,18 @@ pub struct FreeNode {
     pub quote: Quote,
 }
 
+impl FreeNode {
+    /// The node as if it were offered now, for the same questions as any offer.
+    pub(crate) fn as_offer(&self) -> Offer {
+        Offer {
+            pool: self.pool.clone(),
+            shape: self.shape.clone(),
+            quote: self.quote.clone(),
+            interruptions_per_hour_ppm: 0,
+        }
+    }
+}
+
 /// What to do, and why not for the rest.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Plan {
@@ -210,13 +222,7 @@ fn best_free_node(
 ) -> Option<NodeId> {
     let candidates = input.free_nodes.iter().filter(|free| !taken.contains(&free.node));
     let scored = candidates.filter_map(|free| {
-        let offer = Offer {
-            pool: free.pool.clone(),
-            shape: free.shape.clone(),
-            quote: free.quote.clone(),
-            interruptions_per_hour_ppm: 0,
-        };
-        score(&waiting.spec, &offer, p.restart_overhead).ok().map(|score| (score, free.node))
+        score(&waiting.spec, &free.as_offer(), p.restart_overhead).ok().map(|score| (score, free.node))
     });
     scored.min().map(|(_, node)| node)
 }
@@ -226,7 +232,9 @@ fn best_offer<'a>(
     p: &Policies,
     waiting: &Waiting,
 ) -> Result<&'a Offer, (WaitReason, Timestamp)> {
-    let verdicts = input.offers.iter().map(|offer| (offer, verdict(input, p, &waiting.spec, offer)));
+    // An offer without a price says nothing yet.
+    let priced = input.offers.iter().filter(|offer| offer.quote.price > UsdPerHour::default());
+    let verdicts = priced.map(|offer| (offer, verdict(input, p, &waiting.spec, offer)));
     let mut refusals = Vec::new();
     let mut best: Option<(Score, &Offer)> = None;
     for (offer, verdict) in verdicts {

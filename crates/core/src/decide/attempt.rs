@@ -10,6 +10,10 @@ use crate::classify::{Loss, classify};
 use crate::policies::Policies;
 use crate::state::{Attempt, Cluster, Node, NodeState, Phase, Task};
 
+/// No store has seen this many attempts: a worker that says more must not leave us without numbers, nor with a launch
+/// key that is longer than the clouds take.
+const FLOOR_MAX: Generation = Generation(1 << 32);
+
 pub(super) fn reported(
     c: &Cluster,
     p: &Policies,
@@ -31,10 +35,13 @@ pub(super) fn reported(
             | Phase::Completing { .. }
             | Phase::Done { .. } => Vec::new(),
         },
-        Report::Restored { from, fell_back } if attempt.started_at.is_none() && attempt.accepted_at.is_some() => {
-            vec![Fact::AttemptRestored { task: task_id, generation, from: from.clone(), fell_back: *fell_back }]
+        Report::Restored { from, fell_back } if may_start(attempt) => {
+            restored(c, p, now, task, attempt, from.as_ref(), *fell_back)
         }
-        Report::Started if attempt.started_at.is_none() && attempt.accepted_at.is_some() => {
+        Report::Started if may_start(attempt) => {
+            if is_below_known(task, attempt.resumed.as_ref(), attempt.fell_back) {
+                return below_known(c, p, now, task, attempt);
+            }
             vec![Fact::AttemptStarted { task: task_id, generation }]
         }
         Report::Restored { .. } | Report::Started => Vec::new(),
@@ -48,6 +55,43 @@ pub(super) fn reported(
         Report::Finished { exit } => finished(c, p, now, task, attempt, exit),
         Report::Superseded { by } => superseded(c, p, now, task, attempt, *by),
     }
+}
+
+fn may_start(attempt: &Attempt) -> bool {
+    attempt.accepted_at.is_some() && attempt.started_at.is_none() && attempt.held_exit.is_none()
+}
+
+fn restored(
+    c: &Cluster,
+    p: &Policies,
+    now: Timestamp,
+    task: &Task,
+    attempt: &Attempt,
+    from: Option<&Checkpoint>,
+    fell_back: u32,
+) -> Facts {
+    if is_below_known(task, from, fell_back) {
+        return below_known(c, p, now, task, attempt);
+    }
+    // What its own attempt said about a checkpoint when it was committed is more than a restore can tell.
+    let known = from.and_then(|from| {
+        let mut committed = task.attempts.iter().filter_map(|a| a.committed.as_ref());
+        committed.find(|known| known.sequence == from.sequence && known.generation == from.generation)
+    });
+    let from = known.or(from).cloned();
+    vec![Fact::AttemptRestored { task: task.id, generation: attempt.generation, from, fell_back }]
+}
+
+/// INV-06: only a checkpoint that failed verification may be passed over.
+fn is_below_known(task: &Task, from: Option<&Checkpoint>, fell_back: u32) -> bool {
+    let newest = task.checkpoint.as_ref().map(|newest| newest.sequence);
+    fell_back == 0 && newest.is_some_and(|newest| from.is_none_or(|from| from.sequence < newest))
+}
+
+fn below_known(c: &Cluster, p: &Policies, now: Timestamp, task: &Task, attempt: &Attempt) -> Facts {
+    let detail = "its worker did not restore the newest committed checkpoint".to_owned();
+    let end = classify(attempt, None, &Loss::Lost { detail });
+    end_attempt(c, p, now, task, end, None)
 }
 
 fn progressed(p: &Policies, now: Timestamp, task: &Task, attempt: &Attempt, progress: Progress) -> Facts {
@@ -73,7 +117,7 @@ fn task_progress_at(task: &Task) -> Timestamp {
 
 fn noticed(c: &Cluster, id: NodeId, deadline: Timestamp, source: &str) -> Facts {
     match c.nodes.get(&id) {
-        Some(node) if node.state <= NodeState::Ready => match &node.notice {
+        Some(node) if matches!(node.state, NodeState::Booting | NodeState::Ready) => match &node.notice {
             Some(seen) if seen.deadline == deadline => Vec::new(),
             Some(_) | None => vec![Fact::NodeNoticed { node: id, deadline, source: source.to_owned() }],
         },
@@ -117,7 +161,7 @@ fn superseded(
     let mut facts = end_attempt(c, p, now, task, end, None);
     for fact in &mut facts {
         if let Fact::AttemptEnded { floor, .. } = fact {
-            *floor = Some(by);
+            *floor = Some(by.min(FLOOR_MAX));
         }
     }
     facts

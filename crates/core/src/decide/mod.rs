@@ -22,7 +22,7 @@ pub fn decide(c: &Cluster, p: &Policies, now: Timestamp, input: &Input) -> Vec<E
         Input::Release { job } => user::release(c, *job),
         Input::Requeue { job } => user::requeue(c, p, now, *job),
         Input::Drill { job, notice } => user::drill(c, *job, *notice),
-        Input::LaunchAnswered { node, answer } => node::launch_answered(c, p, now, *node, answer),
+        Input::LaunchAnswered { node, answer } => node::launch_answered(c, now, *node, answer),
         Input::DrillAnswered { node, error } => node::drill_answered(c, *node, error.as_ref()),
         Input::Instances { asked_at, instances } => node::instances(c, p, now, *asked_at, instances),
         Input::InstanceGone { instance, cause, at } => node::instance_gone(c, p, now, instance, *cause, *at),

@@ -1,10 +1,10 @@
 //! What clouds and workers say about nodes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use spotq_model::{
-    EndWhy, Fact, Generation, GoneCause, InstanceId, InstanceSeen, LaunchAnswer, NodeId, Offer, Pool, Refusal, RefusalKind,
-    Scope, Span, TaskId, Timestamp,
+    AttemptEnd, EndWhy, Fact, Generation, GoneCause, InstanceId, InstanceSeen, LaunchAnswer, NodeId, Offer, Pool, Refusal,
+    RefusalKind, Scope, Span, TaskId, Timestamp, WaitReason,
 };
 
 use super::Facts;
@@ -16,7 +16,7 @@ use crate::state::{Cluster, Node, NodeState};
 /// A refusal that repeats rests at most this many times longer than the cloud's own figure.
 const COOL_DOWN_DOUBLINGS_MAX: u32 = 6;
 
-pub(super) fn launch_answered(c: &Cluster, p: &Policies, now: Timestamp, id: NodeId, answer: &LaunchAnswer) -> Facts {
+pub(super) fn launch_answered(c: &Cluster, now: Timestamp, id: NodeId, answer: &LaunchAnswer) -> Facts {
     let Some(node) = c.nodes.get(&id) else { return Vec::new() };
     let open = node.launched_at.is_none() && matches!(node.state, NodeState::Requested | NodeState::Ending);
     if !open {
@@ -26,26 +26,19 @@ pub(super) fn launch_answered(c: &Cluster, p: &Policies, now: Timestamp, id: Nod
         LaunchAnswer::Launched { instance, quote } => {
             vec![Fact::NodeLaunched { node: id, instance: instance.clone(), quote: quote.clone() }]
         }
-        LaunchAnswer::Refused { refusal } => refused(c, p, now, node, refusal),
+        LaunchAnswer::Refused { refusal } => refused(c, now, node, refusal),
     }
 }
 
 /// The pool rests, the task goes back to the queue; nothing was paid.
-pub(super) fn refused(c: &Cluster, p: &Policies, now: Timestamp, node: &Node, refusal: &Refusal) -> Facts {
-    let mut facts = release_holder(c, p, now, node, &Loss::Lost { detail: format!("launch refused: {refusal:?}") });
-    // A refused launch is neither a loss nor a preemption: the attempt never was.
-    for fact in &mut facts {
-        if let Fact::AttemptEnded { end, .. } = fact
-            && matches!(end, spotq_model::AttemptEnd::NodeLost { .. })
-        {
-            *end = spotq_model::AttemptEnd::Requeued;
-        }
-        if let Fact::TaskWaits { reason, next_try, .. } = fact {
-            *reason = spotq_model::WaitReason::Queued;
-            *next_try = now;
-        }
+pub(super) fn refused(c: &Cluster, now: Timestamp, node: &Node, refusal: &Refusal) -> Facts {
+    let mut facts = Vec::new();
+    // A refused launch is neither a loss nor a preemption: it spends nothing of what the task may lose.
+    if let Some((task, generation)) = node.holder {
+        let (end, exit, floor) = (AttemptEnd::Requeued, None, None);
+        facts.push(Fact::AttemptEnded { task, generation, end, exit, floor });
+        facts.push(Fact::TaskWaits { task, reason: WaitReason::Queued, next_try: now });
     }
-    facts.retain(|fact| !matches!(fact, Fact::NodeEnding { .. } | Fact::PoolCooled { .. }));
     let message = refusal.message.clone();
     facts.push(Fact::NodeRefused { node: node.id, kind: refusal.kind, message: message.clone() });
     facts.push(Fact::PoolCooled {
@@ -164,10 +157,10 @@ pub(super) fn instances(
     instances: &[InstanceSeen],
 ) -> Facts {
     let mut facts = Vec::new();
-    let mut next_node = c.nodes.last_key_value().map_or(NodeId(1), |(last, _)| last.next());
+    let mut orphans = Orphans::new(c, p, asked_at);
     let seen: BTreeMap<&InstanceId, &InstanceSeen> = instances.iter().map(|i| (&i.instance, i)).collect();
     for instance in instances.iter().filter(|i| i.gone.is_none()) {
-        if let Some(id) = orphan(c, instance, &mut next_node) {
+        if let Some(id) = orphans.number(instance) {
             let (key, instance, pool) = (instance.key.clone(), instance.instance.clone(), instance.pool.clone());
             facts.push(Fact::NodeOrphaned { node: id, key, instance, pool });
         }
@@ -211,22 +204,57 @@ fn unanswered(p: &Policies, asked_at: Timestamp, node: &Node, instances: &[Insta
     }
 }
 
-/// The number under which an instance that nobody refers to is ended; `None` if somebody refers to it.
-fn orphan(c: &Cluster, instance: &InstanceSeen, next_node: &mut NodeId) -> Option<NodeId> {
-    match instance.node.and_then(|id| c.nodes.get(&id)) {
-        Some(node) if node.key == instance.key => match node.state {
-            // A launch that has not answered yet: the launch is repeated with the same key and finds it.
-            NodeState::Requested => None,
-            NodeState::Ending if node.launched_at.is_none() => None,
-            NodeState::Booting | NodeState::Ready | NodeState::Ending => None,
-            NodeState::Gone => Some(node.id),
-        },
-        Some(_) | None => {
-            let id = *next_node;
-            *next_node = id.next();
-            Some(id)
-        }
+/// Finds the instances in a list that nobody refers to, each once.
+struct Orphans<'a> {
+    c: &'a Cluster,
+    p: &'a Policies,
+    asked_at: Timestamp,
+    next_node: NodeId,
+    /// What live nodes refer to, and what this list has given a number already.
+    known: BTreeSet<&'a InstanceId>,
+    revived: BTreeSet<NodeId>,
+}
+
+impl<'a> Orphans<'a> {
+    fn new(c: &'a Cluster, p: &'a Policies, asked_at: Timestamp) -> Self {
+        let next_node = c.nodes.last_key_value().map_or(NodeId(1), |(last, _)| last.next());
+        let known = c.live_nodes().filter_map(|node| node.instance.as_ref()).collect();
+        Orphans { c, p, asked_at, next_node, known, revived: BTreeSet::new() }
     }
+
+    /// The number under which an instance that nobody refers to is ended; `None` if somebody refers to it.
+    fn number(&mut self, seen: &'a InstanceSeen) -> Option<NodeId> {
+        if self.known.contains(&seen.instance) {
+            return None;
+        }
+        let tagged = seen.node.and_then(|id| self.c.nodes.get(&id)).filter(|node| node.key == seen.key);
+        let id = match tagged {
+            // A launch that has not answered yet: the launch is repeated with the same key and finds it, or the
+            // instance is ended as soon as it is known.
+            Some(node) if node.state != NodeState::Gone && node.launched_at.is_none() => return None,
+            Some(node) if node.state == NodeState::Gone && self.may_be_old_news(node, seen) => return None,
+            Some(node) if is_ghost(node, seen) && self.revived.insert(node.id) => node.id,
+            // Another instance than the one that the node has, or had: it is ended under a number of its own.
+            Some(_) | None => {
+                let id = self.next_node;
+                self.next_node = id.next();
+                id
+            }
+        };
+        self.known.insert(&seen.instance);
+        Some(id)
+    }
+
+    /// A cloud may list an instance for a while after it has ended.
+    fn may_be_old_news(&self, node: &Node, seen: &InstanceSeen) -> bool {
+        let same = node.instance.as_ref() == Some(&seen.instance);
+        same && node.gone_at.is_some_and(|gone_at| self.asked_at.since(gone_at) <= self.p.list_lag)
+    }
+}
+
+/// The instance of a node that we had given up.
+fn is_ghost(node: &Node, seen: &InstanceSeen) -> bool {
+    node.state == NodeState::Gone && node.instance.as_ref().is_none_or(|known| *known == seen.instance)
 }
 
 pub(super) fn offers(c: &Cluster, offers: &[Offer]) -> Facts {

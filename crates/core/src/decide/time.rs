@@ -1,6 +1,8 @@
 //! What time alone makes true: leases of launches, settle windows, limits, idle nodes.
 
-use spotq_model::{AttemptEnd, EndWhy, Fact, Refusal, RefusalKind, Scope, Span, StopWhy, Timestamp, Usd};
+use std::collections::BTreeSet;
+
+use spotq_model::{AttemptEnd, EndWhy, Fact, Refusal, RefusalKind, Scope, Span, StopWhy, TaskId, Timestamp, Usd};
 
 use super::Facts;
 use super::attempt::end_attempt;
@@ -11,39 +13,16 @@ use crate::policies::Policies;
 use crate::state::{Attempt, Cluster, Node, NodeState, Phase, Task};
 
 pub(super) fn tick(c: &Cluster, p: &Policies, now: Timestamp) -> Facts {
-    let nodes = c.live_nodes().flat_map(|node| node_due(c, p, now, node));
-    let tasks = c.active.iter().filter_map(|id| c.task(*id)).flat_map(|task| task_due(c, p, now, task));
+    let mut facts: Facts = c.live_nodes().flat_map(|node| node_due(c, p, now, node)).collect();
     // A node that is ended here has released its task already; its task must not be touched twice.
-    let mut facts: Facts = nodes.collect();
-    let ended: Vec<_> = facts.iter().filter_map(attempt_of).collect();
-    facts.extend(tasks.filter(|fact| !attempt_of(fact).is_some_and(|a| ended.contains(&a))));
-    drop_orphaned_waits(facts)
-}
-
-fn attempt_of(fact: &Fact) -> Option<(spotq_model::TaskId, spotq_model::Generation)> {
-    if let Fact::AttemptEnded { task, generation, .. } | Fact::StopAsked { task, generation, .. } = fact {
-        Some((*task, *generation))
-    } else {
-        None
-    }
-}
-
-/// Of two ends of the same attempt only the first came through; what followed from the second goes with it.
-fn drop_orphaned_waits(facts: Facts) -> Facts {
-    let mut ended = std::collections::BTreeSet::new();
-    let mut settled = std::collections::BTreeSet::new();
+    let released: BTreeSet<TaskId> = facts.iter().filter_map(released_task).collect();
+    let others = c.active.iter().filter(|id| !released.contains(id)).filter_map(|id| c.task(*id));
+    facts.extend(others.flat_map(|task| task_due(c, p, now, task)));
     facts
-        .into_iter()
-        .filter(|fact| {
-            if let Fact::AttemptEnded { task, .. } = fact {
-                ended.insert(*task);
-            }
-            if let Fact::TaskWaits { task, .. } | Fact::TaskDone { task, .. } = fact {
-                return ended.contains(task) && settled.insert(*task);
-            }
-            true
-        })
-        .collect()
+}
+
+fn released_task(fact: &Fact) -> Option<TaskId> {
+    if let Fact::AttemptEnded { task, .. } = fact { Some(*task) } else { None }
 }
 
 fn node_due(c: &Cluster, p: &Policies, now: Timestamp, node: &Node) -> Facts {
@@ -55,7 +34,7 @@ fn node_due(c: &Cluster, p: &Policies, now: Timestamp, node: &Node) -> Facts {
                 cool_down: p.preempted_cool_down,
                 message: format!("no answer to the launch within {}", p.launch_timeout),
             };
-            refused(c, p, now, node, &refusal)
+            refused(c, now, node, &refusal)
         }
         NodeState::Booting if node.launched_at.is_some_and(|at| now.since(at) > p.boot_timeout) => {
             never_joined(c, p, now, node)

@@ -1,0 +1,251 @@
+//! The world round a cluster: what is due is done, what was said is heard. One honest round after the other brings every
+//! task to its end.
+
+use std::collections::BTreeMap;
+
+use spotq_core::{NodeState, Phase, Policies, due, is_current};
+use spotq_model::{
+    Effect, Event, Fact, Generation, GoneCause, Input, InstanceId, InstanceSeen, LaunchAnswer, NodeId, Offer, Report,
+    Span, TaskId, Timestamp,
+};
+use spotq_testkit::offer;
+
+use super::checked::Checked;
+use super::cloud::Cloud;
+use super::workers::{CheckpointStore, Stage, Workers};
+
+/// How much time an honest round takes.
+const ROUND: Span = Span::secs(5);
+/// Rounds within which an honest world finishes all work: the longest cool-downs and pauses, several times over.
+const ROUNDS_MAX: u32 = 2000;
+/// Jobs of this name end with exit code 1.
+pub const FAILING: &str = "fails";
+
+#[derive(Debug)]
+pub struct World {
+    pub core: Checked,
+    pub cloud: Cloud,
+    pub workers: Workers,
+    pub stores: BTreeMap<TaskId, CheckpointStore>,
+    /// The wall clock; it can be set back.
+    pub clock: Timestamp,
+    pub offers: Vec<Offer>,
+    /// A list that the cloud gave a while ago.
+    pub old_list: (Timestamp, Vec<InstanceSeen>),
+}
+
+impl World {
+    pub fn new() -> World {
+        let policies = Policies {
+            nodes_max: 4,
+            node_ttl: Span::secs(3600),
+            idle_ttl: Span::secs(30),
+            launch_timeout: Span::secs(120),
+            list_lag: Span::secs(30),
+            ..Policies::default()
+        };
+        World {
+            core: Checked::new(policies),
+            cloud: Cloud::default(),
+            workers: Workers::default(),
+            stores: BTreeMap::new(),
+            clock: Timestamp(1_000_000),
+            offers: prices(300),
+            old_list: (Timestamp(0), Vec::new()),
+        }
+    }
+
+    pub fn feed(&mut self, input: &Input) -> Vec<Event> {
+        self.core.feed(self.clock, input)
+    }
+
+    /// What changes nothing: repetitions and voices from the past.
+    pub fn feed_in_vain(&mut self, input: &Input, why: &str) {
+        assert_eq!(self.feed(input), [], "{why}: {input:?}");
+    }
+
+    /// Faults stop: every task gets done, and then nothing is paid any more.
+    pub fn calm(&mut self) {
+        self.clock = self.clock.max(self.core.cluster.now);
+        self.offers = prices(300);
+        let held: Vec<_> = self.core.cluster.jobs.keys().copied().collect();
+        held.into_iter().for_each(|job| drop(self.feed(&Input::Release { job })));
+        self.reconnect();
+        for round in 0..ROUNDS_MAX {
+            if self.all_done() && self.core.cluster.live.is_empty() {
+                return self.core.check_replay();
+            }
+            assert!(round + 1 < ROUNDS_MAX, "after {ROUNDS_MAX} honest rounds:\n{}", self.unfinished());
+            self.round();
+        }
+    }
+
+    /// The cloud, the workers and the scheduler do what they owe each other.
+    pub fn round(&mut self) {
+        self.clock = self.clock + ROUND;
+        for instance in self.cloud.reclaim(self.clock) {
+            self.feed(&Input::InstanceGone { instance, cause: GoneCause::Preempted, at: self.clock });
+        }
+        let offers = self.offers.clone();
+        self.feed(&Input::Offers { offers: offers.clone() });
+        self.feed(&Input::Plan { offers });
+        self.feed(&Input::Tick);
+        for effect in due(&self.core.cluster, self.clock) {
+            self.serve(effect);
+        }
+        self.join();
+        self.work();
+        let list = Input::Instances { asked_at: self.clock, instances: self.cloud.instances.clone() };
+        self.feed(&list);
+    }
+
+    pub fn serve(&mut self, effect: Effect) {
+        match effect {
+            Effect::Launch { node, key, pool, .. } => {
+                let instance = self.cloud.launch(&key, Some(node), &pool);
+                let quote = self.core.cluster.nodes[&node].quote.clone();
+                self.feed(&Input::LaunchAnswered { node, answer: LaunchAnswer::Launched { instance, quote } });
+            }
+            Effect::Terminate { instance, .. } => {
+                self.cloud.end(&instance, GoneCause::Terminated, self.clock);
+                self.feed(&Input::InstanceGone { instance, cause: GoneCause::Terminated, at: self.clock });
+            }
+            Effect::Drill { node, instance, notice } => {
+                self.cloud.notices.push((instance, self.clock + notice));
+                self.feed(&Input::DrillAnswered { node, error: None });
+            }
+            Effect::Grant { node, task, generation } => {
+                if self.is_up(node) {
+                    let report = self.workers.grant(node, task, generation);
+                    self.feed(&Input::Reported { node, task, generation, report });
+                }
+            }
+            Effect::Stop { node, task, generation, .. } => {
+                if self.workers.held(node).contains(&(task, generation)) {
+                    self.workers.stop(node, task, generation);
+                }
+            }
+        }
+    }
+
+    fn join(&mut self) {
+        let booting = self.nodes_in(&[NodeState::Booting]);
+        for node in booting {
+            let held = self.workers.held(node);
+            self.feed(&Input::WorkerJoined { node, held });
+        }
+    }
+
+    /// Every worker opens a new session and says what it holds.
+    fn reconnect(&mut self) {
+        for node in self.nodes_in(&[NodeState::Booting, NodeState::Ready]) {
+            let held = self.workers.held(node);
+            self.feed(&Input::WorkerJoined { node, held });
+        }
+    }
+
+    fn nodes_in(&self, states: &[NodeState]) -> Vec<NodeId> {
+        let live = self.core.cluster.live_nodes().filter(|node| states.contains(&node.state));
+        live.map(|node| node.id).filter(|node| self.is_up(*node)).collect()
+    }
+
+    /// Each worker goes on with each of its grants. What is no longer its own it drops.
+    fn work(&mut self) {
+        let grants: Vec<_> = self.workers.grants.keys().copied().collect();
+        for (node, task, generation) in grants {
+            if !self.is_up(node) || !is_current(&self.core.cluster, node, task, generation) {
+                self.workers.grants.remove(&(node, task, generation));
+                continue;
+            }
+            self.heed_notice(node, task, generation);
+            let exit_code = i32::from(self.core.cluster.spec(task).is_some_and(|spec| spec.name == FAILING));
+            let store = self.stores.entry(task).or_default();
+            if let Some(report) = self.workers.work((node, task, generation), store, exit_code, self.clock) {
+                self.feed(&Input::Reported { node, task, generation, report });
+            }
+        }
+    }
+
+    /// On a notice: tell it, save, and stop.
+    fn heed_notice(&mut self, node: NodeId, task: TaskId, generation: Generation) {
+        let Some(deadline) = self.instance(node).and_then(|instance| self.cloud.notice(&instance)) else { return };
+        let report = |report| Input::Reported { node, task, generation, report };
+        self.feed(&report(Report::Noticed { deadline, source: "imds".into() }));
+        if matches!(self.workers.grants.get(&(node, task, generation)), Some(Stage::Working(_))) {
+            let checkpoint = self.stores.entry(task).or_default().commit(generation, self.clock);
+            self.feed(&report(Report::Committed { checkpoint }));
+        }
+        self.workers.stop(node, task, generation);
+    }
+
+    fn instance(&self, node: NodeId) -> Option<InstanceId> {
+        self.core.cluster.nodes.get(&node)?.instance.clone()
+    }
+
+    pub fn is_up(&self, node: NodeId) -> bool {
+        self.instance(node).is_some_and(|instance| self.cloud.is_up(&instance))
+    }
+
+    fn all_done(&self) -> bool {
+        self.core.cluster.jobs.values().flat_map(|job| job.tasks.values()).all(spotq_core::Task::is_done)
+    }
+
+    fn unfinished(&self) -> String {
+        let c = &self.core.cluster;
+        let tasks = c.jobs.values().flat_map(|job| job.tasks.values()).filter(|task| !task.is_done());
+        let tasks: Vec<_> = tasks.map(|task| (task.id, &task.phase, task.last_attempt())).collect();
+        let nodes: Vec<_> = c.live_nodes().map(|node| (node.id, node.state, &node.holder, &node.instance)).collect();
+        format!("{tasks:#?}\n{nodes:#?}")
+    }
+
+    /// INV-11: each task has one end in the log, and nothing about it after.
+    pub fn check_ends(&self) {
+        let mut ended = std::collections::BTreeSet::new();
+        for event in &self.core.log {
+            if let Some(task) = task_of(&event.fact) {
+                assert!(!ended.contains(&task), "INV-11: after the end of task {task}: {event:?}");
+                if matches!(event.fact, Fact::TaskDone { .. }) {
+                    ended.insert(task);
+                }
+            }
+        }
+        let pending_is_queued = self.core.cluster.queue.iter().all(|key| {
+            self.core.cluster.task(key.task).is_some_and(|task| matches!(task.phase, Phase::Pending { .. }))
+        });
+        assert!(pending_is_queued, "the queue holds a task that does not wait");
+    }
+}
+
+fn task_of(fact: &Fact) -> Option<TaskId> {
+    match fact {
+        Fact::TaskHeld { task, .. }
+        | Fact::TaskReleased { task }
+        | Fact::TaskWaits { task, .. }
+        | Fact::AttemptPlaced { task, .. }
+        | Fact::AttemptAccepted { task, .. }
+        | Fact::AttemptRestored { task, .. }
+        | Fact::AttemptStarted { task, .. }
+        | Fact::AttemptProgressed { task, .. }
+        | Fact::CheckpointCommitted { task, .. }
+        | Fact::StopAsked { task, .. }
+        | Fact::AttemptExited { task, .. }
+        | Fact::AttemptEnded { task, .. }
+        | Fact::TaskDone { task, .. } => Some(*task),
+        _ => None,
+    }
+}
+
+/// Five pools of three clouds. `level` moves the spot prices, in thousandths of a dollar; on demand costs 1.
+pub fn prices(level: u64) -> Vec<Offer> {
+    let spot = |pool, more: u64| {
+        let price = format!("{}.{:03}", (level + more) / 1000, (level + more) % 1000);
+        offer(pool, &price).on_demand("1").build()
+    };
+    vec![
+        spot("aws/us-east-1/us-east-1a/t4/spot", 0),
+        spot("aws/us-east-1/us-east-1b/t4/spot", 20),
+        spot("gcp/us-central1/us-central1-a/l4/spot", 7),
+        offer("aws/us-east-1/us-east-1a/t4/on-demand", "1").build(),
+        offer("gcp/us-central1/us-central1-a/l4/on-demand", "1.1").build(),
+    ]
+}
