@@ -285,7 +285,7 @@ impl World {
         let input = Input::Reported { node, task, generation, report };
         if current {
             self.feed(&input);
-            if !matches!(input, Input::Reported { report: Report::Progressed { .. }, .. }) {
+            if may_not_repeat(&input) {
                 self.feed_in_vain(&input, "a report came twice");
             }
         } else {
@@ -364,6 +364,12 @@ impl World {
         });
         assert!(unexplained.is_none(), "planned, and nobody knows why it waits: {unexplained:?}");
     }
+}
+
+/// A restore of nothing looks like none, and is harmless twice.
+fn may_not_repeat(input: &Input) -> bool {
+    let Input::Reported { report, .. } = input else { return true };
+    !matches!(report, Report::Restored { from: None, fell_back: 0 })
 }
 
 fn exit(n: u16, now: Timestamp) -> Exit {
