@@ -103,6 +103,9 @@ async fn ask(client: &Client, command: Command, out: &Out) -> Result<u8, Expecte
             let reply = answer(client, "list the nodes", client.admin().nodes(request).await)?;
             let grid = views::nodes(&reply.nodes, words::now());
             out.grid(&grid, || reply.nodes.iter().map(json::Node::from).collect::<Vec<_>>())?;
+            if grid.is_empty() {
+                out.say("no node costs anything at present");
+            }
         }
         Command::Demo(_)
         | Command::Train(_)
@@ -256,7 +259,7 @@ async fn queue(client: &Client, args: &QueueArgs, out: &Out) -> Result<(), Expec
 async fn explain(client: &Client, task: TaskId, out: &Out) -> Result<(), ExpectedError> {
     let what = format!("explain job {task}");
     let reply = answer(client, &what, client.jobs().explain(job_request(task)).await)?;
-    let grid = views::verdicts(&reply, words::now());
+    let grid = views::verdicts(&reply, words::now(), out);
     if matches!(out.format, Format::Table | Format::Wide) {
         out.data(&format!("{}\n", plain(&reply.headline)))?;
         if !reply.next.is_empty() {
@@ -267,7 +270,12 @@ async fn explain(client: &Client, task: TaskId, out: &Out) -> Result<(), Expecte
         }
         out.data("\n")?;
     }
-    out.grid(&grid, || json::Explained::new(task, &reply))
+    out.grid(&grid, || json::Explained::new(task, &reply))?;
+    let fit = reply.pools.iter().filter(|p| p.eligible).count();
+    if out.format == Format::Table && fit > views::RANKED_MAX as usize {
+        out.say(&format!("{} pools more would do; `-o wide` lists all", fit - views::RANKED_MAX as usize));
+    }
+    Ok(())
 }
 
 async fn logs(client: &Client, args: &LogsArgs, out: &Out) -> Result<(), ExpectedError> {

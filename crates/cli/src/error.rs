@@ -130,6 +130,9 @@ impl ExpectedError {
     pub fn from_status(server: &str, what: &str, status: &Status) -> Self {
         let said = one_line(status.message());
         let text = format!("cannot {what}: {said}");
+        if connection_broke(status) {
+            return ExpectedError::unreachable(server, "the connection broke");
+        }
         match status.code() {
             Code::InvalidArgument | Code::OutOfRange => ExpectedError::BadInput(text),
             Code::NotFound => ExpectedError::NotFound(text),
@@ -158,6 +161,11 @@ impl From<JobFileError> for ExpectedError {
     fn from(error: JobFileError) -> Self {
         ExpectedError::BadInput(error.to_string())
     }
+}
+
+/// Whether the transport failed, and not the scheduler: only then has a status of these codes a cause.
+fn connection_broke(status: &Status) -> bool {
+    matches!(status.code(), Code::Unknown | Code::Internal) && std::error::Error::source(status).is_some()
 }
 
 /// Whether the same call may pass later: the connection broke or the scheduler was away.
@@ -259,6 +267,15 @@ mod tests {
         assert_eq!(code(Status::unavailable("away")), 69);
         assert_eq!(code(Status::unimplemented("what")), 69);
         assert_eq!(code(Status::internal("bug")), 70);
+    }
+
+    #[test]
+    fn a_broken_connection_is_not_a_fault_of_the_scheduler() {
+        let broken = Status::from_error(Box::new(std::io::Error::other("h2 protocol error")));
+        let error = ExpectedError::from_status("http://s", "watch job 7", &broken);
+        assert_eq!(error.exit_code(), 69, "{error}");
+        assert!(error.to_string().contains("the connection broke"), "{error}");
+        assert!(may_pass_later(&broken));
     }
 
     #[test]

@@ -105,11 +105,15 @@ struct Follow {
 
 impl Follow {
     fn new(client: &Client, tasks: &[TaskId], out: &Out, logs: Logs, on_interrupt: OnInterrupt) -> Self {
+        let narrator = match on_interrupt {
+            OnInterrupt::Leave => Narrator::default,
+            OnInterrupt::Cancel => Narrator::from_the_start,
+        };
         Follow {
             client: client.clone(),
             tasks: tasks.to_vec(),
             views: tasks.iter().map(|_| None).collect(),
-            narrators: tasks.iter().map(|_| Narrator::default()).collect(),
+            narrators: tasks.iter().map(|_| narrator()).collect(),
             screen: Screen::new(*out),
             on_interrupt,
             interrupted: false,
@@ -246,7 +250,8 @@ async fn cancel(client: Client, task: TaskId) {
 
 /// Whether it is the scheduler's note about the beginning or the end of an attempt.
 fn is_of_an_attempt(chunk: &v1::LogsReply) -> bool {
-    chunk.stream() == v1::LogStream::Note && chunk.data.starts_with(format!("attempt {} ", chunk.generation).as_bytes())
+    chunk.stream() == v1::LogStream::Note
+        && chunk.data.starts_with(format!("attempt {} ", chunk.generation).as_bytes())
 }
 
 fn show(screen: &mut Screen, chunk: &v1::LogsReply) -> Result<(), ExpectedError> {

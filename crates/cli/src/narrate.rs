@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use spotq_model::{Timestamp, Usd, UsdPerHour};
+use spotq_model::{Span, Timestamp, Usd, UsdPerHour};
 use spotq_proto::v1;
 
 use crate::words::{self, price, usd};
@@ -21,6 +21,12 @@ pub struct Narrator {
 }
 
 impl Narrator {
+    /// For a job that was just submitted: all that happens to it is news.
+    #[must_use]
+    pub fn from_the_start() -> Self {
+        Narrator { started: true, ..Narrator::default() }
+    }
+
     /// What is new in `job`.
     pub fn tell(&mut self, job: &v1::JobView, now: Timestamp) -> Vec<String> {
         let mut lines = Vec::new();
@@ -56,7 +62,9 @@ impl Narrator {
                     (None, _) => "no notice".to_owned(),
                     (Some(_), None) => "with notice".to_owned(),
                     (Some(at), Some(deadline)) => {
-                        format!("notice {}", Timestamp(*deadline).since(Timestamp(at)))
+                        // The watcher hears of a notice of 30 s a moment after it was given.
+                        let ms = deadline.saturating_sub(at).saturating_add(500);
+                        format!("notice {}", Span(ms - ms % 1000))
                     }
                 };
                 Some(format!("preempted on {place} ({notice}), {}{next}", saved(attempt, job)))
@@ -68,6 +76,9 @@ impl Narrator {
                     attempt.detail,
                     saved(attempt, job)
                 ))
+            }
+            "requeued" if attempt.started_ms.is_none() && !attempt.detail.is_empty() => {
+                Some(format!("no node on {place}: {}", attempt.detail))
             }
             "requeued" => Some(format!("stopped to be placed anew, {}{next}", saved(attempt, job))),
             // The end of the job says these in full.
@@ -110,11 +121,7 @@ pub fn status(job: &v1::JobView, now: Timestamp) -> String {
         parts.push(format!("step {}", words::steps(job.progress.as_ref())));
     }
     if let Some(node) = &job.node {
-        parts.push(format!(
-            "{} {}",
-            words::place(&node.pool),
-            price(UsdPerHour::nanos(node.price_nano_usd_h))
-        ));
+        parts.push(price(UsdPerHour::nanos(node.price_nano_usd_h)));
     }
     if job.generation > 0 {
         parts.push(format!("try {}", job.generation));
@@ -127,6 +134,8 @@ pub fn status(job: &v1::JobView, now: Timestamp) -> String {
             usd(Usd(cost.saved_net_nano_usd))
         ));
     }
+    // Last, because a narrow window cuts the end.
+    parts.extend(job.node.as_ref().map(|node| words::place(&node.pool)));
     crate::out::plain(&parts.join(" · "))
 }
 
@@ -157,6 +166,7 @@ fn headline(job: &v1::JobView, now: Timestamp) -> String {
             let reason = if job.reason.is_empty() { "no reason given" } else { &job.reason };
             let next = job
                 .next_try_ms
+                .filter(|at| *at > now.0)
                 .map_or_else(String::new, |at| format!("; next try {}", words::until(Timestamp(at), now)));
             format!("job {id} waits: {reason}{next}")
         }
@@ -206,7 +216,9 @@ fn farewell(job: &v1::JobView) -> String {
 fn saved(attempt: &v1::AttemptView, job: &v1::JobView) -> String {
     match (attempt.committed_step, &job.checkpoint) {
         (Some(step), _) => format!("checkpoint at step {step} saved"),
-        (None, Some(v1::Checkpoint { step: Some(step), .. })) => format!("an earlier checkpoint at step {step} is there"),
+        (None, Some(v1::Checkpoint { step: Some(step), .. })) => {
+            format!("an earlier checkpoint at step {step} is there")
+        }
         (None, Some(_)) => "a checkpoint is there".to_owned(),
         (None, None) => "no checkpoint yet".to_owned(),
     }
@@ -308,7 +320,7 @@ mod tests {
     fn the_status_line_has_step_price_attempt_and_money() {
         assert_eq!(
             status(&job(), NOW),
-            "job 7 running · step 1200/5000 · aws/us-east-1a g5.xlarge $0.3100/h · try 2 · $0.9731 spent, $2.03 saved"
+            "job 7 running · step 1200/5000 · $0.3100/h · try 2 · $0.9731 spent, $2.03 saved · aws/us-east-1a g5.xlarge"
         );
         let waiting = v1::JobView {
             reason: "sold out".into(),

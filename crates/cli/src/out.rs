@@ -5,7 +5,7 @@
 
 use std::io::{IsTerminal as _, Write as _};
 
-use comfy_table::{CellAlignment, ContentArrangement, Table};
+use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table};
 use serde::Serialize;
 
 use crate::error::ExpectedError;
@@ -64,6 +64,16 @@ pub struct Column {
     pub key: &'static str,
     pub shown: Shown,
     pub align: Align,
+    pub fit: Fit,
+}
+
+/// What a column does where the table is too wide.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fit {
+    /// Stays as wide as its content, as numbers should.
+    Whole,
+    /// Its text is broken into lines.
+    Wraps,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,6 +97,8 @@ pub struct Grid {
 
 /// Narrower than this no table is readable; the terminal wraps it then.
 const WIDTH_MIN: u16 = 60;
+/// Text in a narrower column is unreadable; every column gives way then.
+const WRAPPED_MIN: usize = 16;
 /// What a table takes where the width of the window is not known.
 const WIDTH_DEFAULT: u16 = 80;
 
@@ -174,12 +186,18 @@ impl Cell {
 impl Column {
     #[must_use]
     pub const fn left(title: &'static str, key: &'static str) -> Self {
-        Column { title, key, shown: Shown::Always, align: Align::Left }
+        Column { title, key, shown: Shown::Always, align: Align::Left, fit: Fit::Whole }
     }
 
     #[must_use]
     pub const fn right(title: &'static str, key: &'static str) -> Self {
-        Column { title, key, shown: Shown::Always, align: Align::Right }
+        Column { title, key, shown: Shown::Always, align: Align::Right, fit: Fit::Whole }
+    }
+
+    /// Takes the room that the other columns leave.
+    #[must_use]
+    pub const fn wraps(self) -> Self {
+        Column { fit: Fit::Wraps, ..self }
     }
 
     /// Only with `-o wide` and in CSV.
@@ -228,9 +246,13 @@ impl Grid {
         for row in &self.rows {
             table.add_row(shown.iter().map(|i| laid_out(&row[*i])));
         }
+        let keep_whole = !wide && self.leaves_room(&shown, usize::from(out.width.max(WIDTH_MIN)));
         for (place, index) in shown.iter().enumerate() {
             if let Some(column) = table.column_mut(place) {
                 column.set_padding(if place == 0 { (0, 1) } else { (1, 1) });
+                if keep_whole && self.columns[*index].fit == Fit::Whole {
+                    column.set_constraint(ColumnConstraint::ContentWidth);
+                }
                 if self.columns[*index].align == Align::Right {
                     column.set_cell_alignment(CellAlignment::Right);
                 }
@@ -242,6 +264,18 @@ impl Grid {
             text.push('\n');
         }
         text
+    }
+
+    /// Whether the columns that stay whole leave enough for one that wraps.
+    fn leaves_room(&self, shown: &[usize], width: usize) -> bool {
+        let content = |index: usize| {
+            let cells = self.rows.iter().map(|row| plain(&row[index].text).chars().count());
+            cells.chain([self.columns[index].title.chars().count()]).max().unwrap_or(0)
+        };
+        let wraps = |index: &&usize| self.columns[**index].fit == Fit::Wraps;
+        let whole: usize = shown.iter().filter(|i| !wraps(i)).map(|i| content(*i)).sum();
+        // Two spaces for each column, one of them at the end of the line.
+        shown.iter().any(|i| wraps(&i)) && whole + 2 * shown.len() + WRAPPED_MIN <= width
     }
 
     fn csv(&self) -> Result<String, ExpectedError> {

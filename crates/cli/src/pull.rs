@@ -61,7 +61,8 @@ pub async fn pull(client: &Client, args: &PullArgs, out: &Out) -> Result<(), Exp
     for name in files.keys() {
         out.data(&format!("{}\n", plain(&dir.join(name).display().to_string())))?;
     }
-    out.say(&format!("{} files, {}, verified", files.len(), words::bytes(restored.bytes)));
+    let count = words::count(files.len() as u64, "file");
+    out.say(&format!("{count}, {}, verified", words::bytes(restored.bytes)));
     Ok(())
 }
 

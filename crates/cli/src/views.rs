@@ -8,6 +8,10 @@ use spotq_proto::v1;
 use crate::out::{Cell, Column, Format, Grid, Out, Tone, plain, short};
 use crate::words::{self, price, usd};
 
+/// Pools that would do, in the table of `explain`: who is next matters, not who is hundredth.
+pub const RANKED_MAX: u32 = 10;
+/// A cloud's own words can fill a screen; a table has their beginning.
+const WHY_MAX: usize = 60;
 /// Longer names are cut in tables; `show` has them whole.
 const NAME_MAX: usize = 20;
 
@@ -26,7 +30,7 @@ pub fn queue(jobs: &[v1::JobView], now: Timestamp, out: &Out) -> Grid {
         Column::right("SAVED", "saved_net_usd"),
         Column::right("PREEMPTED", "preemptions").wide(),
         Column::right("AGE", "age_ms").wide(),
-        Column::left("WHERE / WHY", "where"),
+        Column::left("WHERE / WHY", "where").wraps(),
     ]);
     let name_max = if out.format == Format::Wide { usize::MAX } else { NAME_MAX };
     for job in jobs {
@@ -126,10 +130,10 @@ pub fn spec(job: &JobSpec) -> String {
 pub fn attempts(attempts: &[v1::AttemptView], now: Timestamp) -> Grid {
     let mut grid = Grid::new(&[
         Column::right("TRY", "generation"),
-        Column::left("POOL", "pool"),
+        Column::left("POOL", "pool").wraps(),
         Column::right("RAN", "ran_ms"),
-        Column::right("FROM STEP", "resumed_step"),
-        Column::right("TO STEP", "last_step"),
+        Column::right("FROM", "resumed_step"),
+        Column::right("STEP", "last_step"),
         Column::right("SAVED", "committed_step"),
         Column::right("COST", "billed_usd"),
         Column::left("END", "end"),
@@ -157,17 +161,20 @@ pub fn attempts(attempts: &[v1::AttemptView], now: Timestamp) -> Grid {
 
 /// The pools of `spotq explain`, best first.
 #[must_use]
-pub fn verdicts(reply: &v1::ExplainReply, now: Timestamp) -> Grid {
+pub fn verdicts(reply: &v1::ExplainReply, now: Timestamp, out: &Out) -> Grid {
     let mut grid = Grid::new(&[
         Column::right("RANK", "rank"),
         Column::left("POOL", "pool"),
         Column::right("$/H", "price_usd_h"),
-        Column::right("ON DEMAND", "on_demand_usd_h"),
-        Column::left("WHY", "why"),
+        Column::right("ON DEMAND", "on_demand_usd_h").wide(),
+        Column::left("WHY", "why").wraps(),
         Column::left("RETRY", "retry_ms"),
     ]);
     let mut pools: Vec<&v1::PoolVerdict> = reply.pools.iter().collect();
     pools.sort_by_key(|p| (p.rank == 0, p.rank));
+    if out.format == Format::Table {
+        pools.retain(|p| p.rank <= RANKED_MAX);
+    }
     for pool in pools {
         let rate = UsdPerHour::nanos(pool.price_nano_usd_h);
         let full = UsdPerHour::nanos(pool.on_demand_nano_usd_h);
@@ -177,7 +184,9 @@ pub fn verdicts(reply: &v1::ExplainReply, now: Timestamp) -> Grid {
             Cell::new(words::place(&pool.pool)).exact(plain(&pool.pool)),
             Cell::new(words::rate(rate)).exact(rate),
             Cell::new(words::rate(full)).exact(full),
-            Cell::new(&pool.why).tone(tone),
+            Cell::new(if out.format == Format::Table { short(&pool.why, WHY_MAX) } else { pool.why.clone() })
+                .exact(plain(&pool.why))
+                .tone(tone),
             Cell::new(pool.retry_ms.map(|at| words::until(Timestamp(at), now)).unwrap_or_default())
                 .exact(pool.retry_ms.map(|at| at.to_string()).unwrap_or_default()),
         ]);
@@ -189,10 +198,9 @@ pub fn verdicts(reply: &v1::ExplainReply, now: Timestamp) -> Grid {
 #[must_use]
 pub fn offers(offers: &[v1::OfferView], now: Timestamp) -> Grid {
     let mut grid = Grid::new(&[
-        Column::left("ZONE", "zone"),
+        Column::left("POOL", "pool").wraps(),
         Column::left("REGION", "region").wide(),
-        Column::left("NODE", "instance_type"),
-        Column::left("MARKET", "market"),
+        Column::left("MARKET", "market").wide(),
         Column::left("GPUS", "accelerator"),
         Column::right("CPUS", "cpus").wide(),
         Column::right("GIB", "memory_gib").wide(),
@@ -201,7 +209,7 @@ pub fn offers(offers: &[v1::OfferView], now: Timestamp) -> Grid {
         Column::right("OFF", "discount_pct"),
         Column::right("LOST/H", "interruptions_per_hour"),
         Column::left("SOURCE", "price_source").wide(),
-        Column::left("NOW", "cooling_down"),
+        Column::left("NOW", "cooling_down").wraps(),
     ]);
     let mut sorted: Vec<&v1::OfferView> = offers.iter().collect();
     sorted.sort_by(|a, b| {
@@ -221,10 +229,11 @@ pub fn offers(offers: &[v1::OfferView], now: Timestamp) -> Grid {
             Some(at) => format!("{why}, again {}", words::until(Timestamp(at), now)),
             None => why.clone(),
         });
+        let parts = [&offer.cloud, &offer.region, &offer.zone, &offer.instance_type, &offer.market];
+        let pool = parts.map(String::as_str).join("/");
         grid.row(vec![
-            Cell::new(format!("{}/{}", offer.cloud, offer.zone)),
+            Cell::new(words::place(&pool)).exact(plain(&pool)),
             Cell::new(&offer.region),
-            Cell::new(&offer.instance_type),
             Cell::new(&offer.market),
             Cell::new(gpus),
             Cell::new(offer.cpus.to_string()),
@@ -372,6 +381,10 @@ fn attempt_end(attempt: &v1::AttemptView) -> Cell {
     };
     let text = match attempt.end.as_str() {
         "" => "running".to_owned(),
+        // A cloud that refused is no fault of the job; its own words are in `-o wide`.
+        "requeued" if attempt.started_ms.is_none() && !attempt.detail.is_empty() => {
+            short(attempt.detail.split(':').next().unwrap_or_default(), 24)
+        }
         "preempted" if attempt.noticed_ms.is_none() => "preempted without notice".into(),
         end => end.replace('_', " "),
     };
@@ -581,7 +594,7 @@ JOB  NAME       PHASE    TRY       STEP     COST  SAVED  WHERE / WHY
         ] {
             assert!(page.lines().any(|l| l == line), "no line `{line}` in\n{page}");
         }
-        assert!(page.contains("preempted") && page.contains("FROM STEP"), "{page}");
+        assert!(page.contains("preempted") && page.contains("FROM"), "{page}");
     }
 
     #[test]
@@ -609,9 +622,9 @@ JOB  NAME       PHASE    TRY       STEP     COST  SAVED  WHERE / WHY
         let table = offers(&[offer("b", 400_000_000, None), offer("a", 300_000_000, Some("sold out"))], NOW)
             .table(&out(Format::Table));
         let expected = "\
-ZONE   NODE       MARKET  GPUS        $/H  OFF  LOST/H  NOW
-aws/a  g5.xlarge  spot    A10G:1  $0.3000  70%    0.15  sold out, again in 30s
-aws/b  g5.xlarge  spot    A10G:1  $0.4000  60%    0.15  free
+POOL             GPUS        $/H  OFF  LOST/H  NOW
+aws/a g5.xlarge  A10G:1  $0.3000  70%    0.15  sold out, again in 30s
+aws/b g5.xlarge  A10G:1  $0.4000  60%    0.15  free
 ";
         assert_eq!(table, expected, "\n{table}");
     }
@@ -629,7 +642,7 @@ aws/b  g5.xlarge  spot    A10G:1  $0.4000  60%    0.15  free
         let out = out(Format::Table);
         for table in [
             attempts(&job().attempts, NOW).table(&out),
-            verdicts(&explained, NOW).table(&out),
+            verdicts(&explained, NOW, &out).table(&out),
             nodes(&[job().node.unwrap()], NOW).table(&out),
             show(&v1::JobView { node: None, ..job() }, NOW, &out),
         ] {

@@ -25,7 +25,8 @@ pub fn usd(amount: Usd) -> String {
     let (sign, size) = if amount.0 < 0 { ("-", Usd(amount.0.saturating_neg())) } else { ("", amount) };
     match size.0 {
         0 => "$0".into(),
-        1..10_000_000 => format!("{sign}${size:.5}"),
+        1..5_000 => format!("{sign}<$0.00001"),
+        5_000..10_000_000 => format!("{sign}${size:.5}"),
         10_000_000..1_000_000_000 => format!("{sign}${size:.4}"),
         _ => format!("{sign}${size:.2}"),
     }
@@ -54,6 +55,12 @@ pub fn percent(part: i64, whole: i64) -> Option<f64> {
 #[must_use]
 pub fn until(at: Timestamp, now: Timestamp) -> String {
     if at <= now { "now".into() } else { format!("in {}", at.since(now)) }
+}
+
+/// `1 file`, `2 files`.
+#[must_use]
+pub fn count(n: u64, one: &str) -> String {
+    if n == 1 { format!("1 {one}") } else { format!("{n} {one}s") }
 }
 
 /// `1200/5000`, `1200`, or nothing.
@@ -204,6 +211,7 @@ mod tests {
     fn small_amounts_keep_the_digits_that_matter() {
         for (nanos, text) in [
             (0, "$0"),
+            (700, "<$0.00001"),
             (123_456, "$0.00012"),
             (23_456_789, "$0.0235"),
             (12_345_678_901, "$12.35"),
