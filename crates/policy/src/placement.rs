@@ -61,7 +61,8 @@ pub fn score(spec: &JobSpec, offer: &Offer, restart_overhead: Span) -> Result<Sc
     eligible(spec, offer)?;
     let price = i128::from(offer.quote.price.0.0);
     let lost_ms = i128::from(offer.interruptions_per_hour_ppm) * i128::from(restart_overhead.0);
-    let expected = price + price * lost_ms / (PPM * MS_PER_HOUR);
+    // Absurd figures must not wrap round to a bargain.
+    let expected = price.saturating_add(price.saturating_mul(lost_ms) / (PPM * MS_PER_HOUR));
     let fall_back = match (spec.policy, offer.pool.market) {
         (PlacementPolicy::SpotFirst, Market::OnDemand) => 1,
         (PlacementPolicy::SpotFirst | PlacementPolicy::SpotOnly, Market::Spot)
