@@ -27,7 +27,7 @@ use crate::saves::Quiet;
 use crate::session::{self, Line};
 use crate::supervise::{Input, Stop};
 use crate::uploads::StoreAddress;
-use crate::{tree, words};
+use crate::{cgroup, tree, words};
 
 /// Until the scheduler says otherwise.
 const HEARTBEAT: Duration = Duration::from_secs(2);
@@ -38,7 +38,9 @@ const SIGNAL_DEADLINE: Span = Span::millis(4500);
 /// After the last attempt ended, a leaving worker waits this long for its reports to be acknowledged.
 const FAREWELL: Duration = Duration::from_secs(5);
 /// A scheduler that refuses an idle worker this often will not change its mind.
-const REFUSALS_MAX: u32 = 10;
+///
+/// With the pauses between them about a minute: a node that its own launch has not been told of yet waits as well.
+const REFUSALS_MAX: u32 = 30;
 /// Messages between the tasks of this process; small, since each is taken at once.
 const CHANNEL_MAX: usize = 64;
 
@@ -115,7 +117,7 @@ struct Agent {
     told: mpsc::Sender<Told>,
     out: Option<mpsc::Sender<v1::WorkerMessage>>,
     welcomed: bool,
-    /// The stream takes nothing more for now.
+    /// The stream is full.
     stuck: bool,
     last_contact: Instant,
     dead_man: Duration,
@@ -139,6 +141,7 @@ impl Agent {
         if let Some(problem) = tree::kill_leftovers(&mark_prefix).await {
             tracing::error!(problem, "the node is not clean");
         }
+        cgroup::remove_leftovers(&mark_prefix);
         let log_of = |id| Places::below(&attempts, id).log;
         let outbox = Outbox::recover(journal, recovered, log_of)
             .map_err(|e| WorkerError::disk("write the journal in", &config.dir, e))?;

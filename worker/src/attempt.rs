@@ -229,7 +229,7 @@ impl Attempt {
                 self.log.note("the notice was withdrawn; going on");
             }
             Action::SendSave => self.send_save(),
-            Action::SendTerm => Tree::signal(self.tree.members(), rustix::process::Signal::TERM),
+            Action::SendTerm => Tree::signal(self.tree.members_quickly(), rustix::process::Signal::TERM),
             Action::AwaitTree => self.await_tree(),
             Action::KillTree => self.kill_tree(),
             Action::Push => self.start_push(),
@@ -351,7 +351,7 @@ impl Attempt {
         let targets = match self.order.spec.checkpoint.signal_target {
             SignalTarget::Ranks => self.tree.leaves(),
             SignalTarget::Launcher => self.tree.launcher.into_iter().collect(),
-            SignalTarget::All => self.tree.members(),
+            SignalTarget::All => self.tree.members_quickly(),
         };
         Tree::signal(targets, words::unix_signal(signal));
     }
@@ -360,7 +360,7 @@ impl Attempt {
         let (tree, inputs) = (self.tree.clone(), self.inputs.clone());
         tokio::spawn(async move {
             // Ends with the attempt: its own kill empties the tree at the latest.
-            while !tree.members().is_empty() && !inputs.is_closed() {
+            while !tree.members_quickly().is_empty() && !inputs.is_closed() {
                 tokio::time::sleep(TREE_POLL).await;
             }
             let _ = inputs.send(Input::TreeEmpty).await;

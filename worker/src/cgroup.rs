@@ -8,19 +8,23 @@ use std::path::{Path, PathBuf};
 
 /// Places where the version 2 hierarchy is mounted: alone, or beside version 1.
 const MOUNTS_V2: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
+/// Begins the name of each cgroup of ours.
+const NAME: &str = "spotq-";
 const FREEZER_V1: &str = "/sys/fs/cgroup/freezer";
 
 /// Makes the cgroups for an attempt. Empty if that is not permitted.
 #[must_use]
 pub fn make(name: &str) -> Vec<PathBuf> {
-    let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let v2 =
-        MOUNTS_V2.iter().map(Path::new).find(|mount| mount.join("cgroup.procs").exists() && is_v2(mount));
-    let made = match (v2, own_path(&own, "")) {
-        (Some(mount), Some(path)) => make_below(mount, path, name),
-        _ => own_path(&own, "freezer").and_then(|path| make_below(Path::new(FREEZER_V1), path, name)),
-    };
-    made.into_iter().collect()
+    home().and_then(|home| make_below(&home, name)).into_iter().collect()
+}
+
+/// Removes the empty cgroups that a killed worker of this node left.
+pub fn remove_leftovers(prefix: &str) {
+    let Some(entries) = home().and_then(|home| fs::read_dir(home).ok()) else { return };
+    let wanted = format!("{NAME}{prefix}");
+    for entry in entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with(&wanted)) {
+        let _ = fs::remove_dir(entry.path());
+    }
 }
 
 /// Files with counters of processes that the kernel killed for lack of memory.
@@ -52,6 +56,17 @@ fn parse_oom_kills(text: &str) -> u64 {
         .unwrap_or(0)
 }
 
+/// The worker's own cgroup, where its attempts' are made.
+fn home() -> Option<PathBuf> {
+    let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let v2 =
+        MOUNTS_V2.iter().map(Path::new).find(|mount| mount.join("cgroup.procs").exists() && is_v2(mount));
+    match (v2, own_path(&own, "")) {
+        (Some(mount), Some(path)) => Some(join(mount, path)),
+        _ => own_path(&own, "freezer").map(|path| join(Path::new(FREEZER_V1), path)),
+    }
+}
+
 fn is_v2(mount: &Path) -> bool {
     // A version 1 hierarchy has no such file.
     mount.join("cgroup.controllers").exists() || mount.join("cgroup.subtree_control").exists()
@@ -70,8 +85,8 @@ fn join(mount: &Path, path: &str) -> PathBuf {
     mount.join(path.trim_start_matches('/'))
 }
 
-fn make_below(mount: &Path, path: &str, name: &str) -> Option<PathBuf> {
-    let dir = join(mount, path).join(format!("spotq-{name}"));
+fn make_below(home: &Path, name: &str) -> Option<PathBuf> {
+    let dir = home.join(format!("{NAME}{name}"));
     match fs::create_dir(&dir) {
         Ok(()) => Some(dir),
         // Left by a worker that was killed; its processes are gone by now.

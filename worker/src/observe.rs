@@ -103,5 +103,5 @@ pub fn step_at(seen: &SharedSeen, at: Timestamp) -> Option<u64> {
 fn has_writer(tree: &Tree, dir: &std::path::Path) -> bool {
     // Links in `/proc` are spelled without links on the way.
     let real = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
-    crate::tree::has_writer(&tree.members(), &real)
+    crate::tree::has_writer(&tree.members_quickly(), &real)
 }

@@ -231,7 +231,8 @@ impl Saves {
         // A time in the future proves nothing; then only what we saw ourselves counts.
         let quiet = now.since(look.touched.min(first_seen));
         match (self.looker.profile, pace) {
-            (_, Pace::Ended) => !look.temporary,
+            (_, Pace::Ended) => true,
+            // Between two renames of one save the files may not belong together.
             (Profile::Rename | Profile::Orbax, Pace::Broken) => !look.temporary,
             (Profile::Rename | Profile::Orbax, Pace::Calm | Pace::Hurried) => {
                 let busy = self.busy_since.map_or(Span::ZERO, |since| now.since(since));

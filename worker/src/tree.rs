@@ -27,6 +27,12 @@ pub struct Tree {
     pub cgroups: Vec<PathBuf>,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Effort {
+    Quick,
+    Thorough,
+}
+
 /// A line of `/proc/PID/stat`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stat {
@@ -44,9 +50,19 @@ pub fn processes() -> Vec<Stat> {
 }
 
 impl Tree {
-    /// Live processes of the attempt.
+    /// Live processes of the attempt: all of them, at the price of reading every environment on the node.
     #[must_use]
     pub fn members(&self) -> BTreeSet<u32> {
+        self.find(Effort::Thorough)
+    }
+
+    /// Live processes of the attempt, cheaply where it has a cgroup. One that left its cgroup by itself is missed.
+    #[must_use]
+    pub fn members_quickly(&self) -> BTreeSet<u32> {
+        self.find(if self.cgroups.is_empty() { Effort::Thorough } else { Effort::Quick })
+    }
+
+    fn find(&self, effort: Effort) -> BTreeSet<u32> {
         let all = processes();
         let own = std::process::id();
         let mut found: BTreeSet<u32> = self.launcher.map(|root| below(&all, root)).unwrap_or_default();
@@ -54,7 +70,7 @@ impl Tree {
             let text = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
             found.extend(text.lines().filter_map(|line| line.parse::<u32>().ok()));
         }
-        if !self.mark.is_empty() {
+        if effort == Effort::Thorough && !self.mark.is_empty() {
             let entry = format!("{MARK}={}", self.mark);
             let marked =
                 all.iter().map(|p| p.pid).filter(|pid| !found.contains(pid) && has_entry(*pid, &entry));
@@ -68,7 +84,7 @@ impl Tree {
     /// The processes that train: those without live children of the attempt.
     #[must_use]
     pub fn leaves(&self) -> BTreeSet<u32> {
-        let members = self.members();
+        let members = self.members_quickly();
         let parents: BTreeSet<u32> =
             processes().iter().filter(|p| !p.zombie && members.contains(&p.pid)).map(|p| p.parent).collect();
         members.into_iter().filter(|pid| !parents.contains(pid)).collect()

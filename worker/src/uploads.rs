@@ -3,6 +3,7 @@
 //! Whether and when to push is decided elsewhere; whether a commit counts is decided by the store.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use spotq_checkpoint::{CheckpointError, JobKey, Options, PushRequest, Repository, Restore, Selection};
@@ -45,6 +46,8 @@ pub struct Uploads {
     selection: Selection,
     looker: Looker,
     spec: CheckpointSpec,
+    /// Place in the log of the newest commit that was reported.
+    reported: AtomicU64,
 }
 
 /// What a restore did.
@@ -98,7 +101,15 @@ impl Uploads {
             Some((open(&outputs_url(&address.url))?, chosen))
         };
         let repository = open(&address.url)?;
-        Ok(Uploads { repository, outputs, generation, selection, looker, spec: spec.clone() })
+        Ok(Uploads {
+            repository,
+            outputs,
+            generation,
+            selection,
+            looker,
+            spec: spec.clone(),
+            reported: AtomicU64::new(0),
+        })
     }
 
     /// Fences older attempts out, then makes `dir` hold the newest sound checkpoint.
@@ -158,19 +169,7 @@ impl Uploads {
             selection: self.selection.clone(),
         };
         let pushed = self.repository.push(dir, &request, &|_| {}).await?;
-        let committed = match pushed {
-            spotq_checkpoint::Pushed::Committed(done) => Some(v1::Checkpoint {
-                sequence: done.checkpoint.0,
-                log_sequence: done.log_seq.0,
-                generation: self.generation.0,
-                step: done.step,
-                bytes_total: done.bytes_total,
-                bytes_uploaded: done.bytes_uploaded,
-                saved_at_ms: look.newest.0,
-                manifest_hash: done.manifest_hash.to_string(),
-            }),
-            spotq_checkpoint::Pushed::Unchanged(_) => None,
-        };
+        let committed = self.news_of(pushed, look.newest);
         let took = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
         Ok(Some(Held {
             saved_at: look.newest,
@@ -209,6 +208,34 @@ impl Uploads {
     #[must_use]
     pub fn has_outputs(&self) -> bool {
         self.outputs.is_some()
+    }
+
+    /// The commit to report. One whose answer was lost shows up as "unchanged" in the next push: it is reported then.
+    fn news_of(&self, pushed: spotq_checkpoint::Pushed, saved_at: Timestamp) -> Option<v1::Checkpoint> {
+        let committed = match pushed {
+            spotq_checkpoint::Pushed::Committed(done) => v1::Checkpoint {
+                sequence: done.checkpoint.0,
+                log_sequence: done.log_seq.0,
+                generation: self.generation.0,
+                step: done.step,
+                bytes_total: done.bytes_total,
+                bytes_uploaded: done.bytes_uploaded,
+                saved_at_ms: saved_at.0,
+                manifest_hash: done.manifest_hash.to_string(),
+            },
+            spotq_checkpoint::Pushed::Unchanged(head) => v1::Checkpoint {
+                sequence: head.checkpoint.0,
+                log_sequence: head.log_seq.0,
+                generation: head.generation.0,
+                step: head.step,
+                bytes_total: head.bytes,
+                bytes_uploaded: 0,
+                saved_at_ms: saved_at.0,
+                manifest_hash: head.manifest_hash.to_string(),
+            },
+        };
+        let newest = self.reported.fetch_max(committed.log_sequence, Ordering::Relaxed);
+        (committed.generation == self.generation.0 && committed.log_sequence > newest).then_some(committed)
     }
 
     async fn restore_once(

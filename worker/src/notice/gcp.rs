@@ -34,14 +34,15 @@ pub(super) async fn watch(config: &WatchConfig, client: &Client, tell: &mpsc::Se
             }
             None => None,
         };
-        let changed = change.is_some();
+        let (changed, heard) = (change.is_some(), answer.is_some());
         if !tell_change(tell, change).await {
             return;
         }
         etag = answer.and_then(|(_, etag)| etag);
         // A server that answers a long poll at once with nothing new does not hold: poll it instead.
         let waited = started.elapsed();
-        if (!held || !changed) && waited < config.poll {
+        let may_hold = heard && !held && etag.is_some();
+        if !changed && !may_hold && waited < config.poll {
             tokio::time::sleep(config.poll - waited).await;
         }
     }

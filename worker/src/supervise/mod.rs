@@ -3,7 +3,11 @@
 //! Pure. It does no I/O, reads no clock and knows no process; `attempt` executes its actions and feeds it what
 //! happened. It decides when to save, when to stop, when to kill and what to report, nothing else does.
 
+mod types;
+
 use spotq_model::{Signal, Span, Timestamp};
+
+pub use types::{Action, End, Finish, Input, News, Phase, Pushed, Rules, Stop};
 
 /// From "the process ended" to "everything is uploaded": longer uploads are given up, so that a node is not held.
 pub const FINISH_LIMIT: Span = Span::secs(60);
@@ -15,163 +19,6 @@ const UPLOAD_MARGIN: Span = Span::millis(500);
 const GRACE_MIN: Span = Span::millis(500);
 /// The kernel stamps files with a clock that ticks every 4 ms or slower.
 const STAMP_TICK: Span = Span::millis(4);
-
-/// What the job asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Rules {
-    pub signal: Option<Signal>,
-    pub grace: Span,
-    pub setup: bool,
-}
-
-/// Why the worker stops a command. Ordered: a later reason replaces an earlier one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Stop {
-    Requeue,
-    WorkerLeaving,
-    Notice,
-    Budget,
-    TimeLimit,
-    Cancel,
-    Superseded,
-}
-
-/// How a process ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct End {
-    pub code: Option<i32>,
-    pub signal: Option<i32>,
-    pub out_of_memory: bool,
-    pub at: Timestamp,
-}
-
-/// How an upload ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pushed {
-    /// The store holds what was on disk at `saved_at`, by this push or an earlier one.
-    Held {
-        saved_at: Timestamp,
-    },
-    /// Tried again with the next complete state.
-    Failed,
-    Superseded {
-        by: u64,
-    },
-}
-
-/// What happened.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Input {
-    Restored,
-    RestoreFailed {
-        message: String,
-    },
-    Spawned {
-        pid: u32,
-    },
-    SpawnFailed {
-        message: String,
-    },
-    Exited(End),
-    Notice {
-        deadline: Timestamp,
-        source: String,
-    },
-    NoticeWithdrawn,
-    /// `deadline`: until when saving may take; the job's own grace if absent.
-    Stop {
-        reason: Stop,
-        deadline: Option<Timestamp>,
-    },
-    /// A newer generation fenced the store while restoring.
-    Fenced {
-        by: u64,
-    },
-    /// A complete checkpoint is on disk; its newest file was written at `at`.
-    Saved {
-        at: Timestamp,
-    },
-    Pushed(Pushed),
-    /// The rest of the tree has ended by itself.
-    TreeEmpty,
-    /// Nothing of the attempt runs any more: it was looked for and killed.
-    TreeGone {
-        leftover: Option<String>,
-    },
-    /// The last uploads have ended; `problem` says what did not work.
-    FinalDone {
-        problem: Option<String>,
-    },
-    /// How long the next upload will take, by the last ones.
-    UploadEstimate(Span),
-    Tick,
-}
-
-/// What to do. The order within one step matters.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Action {
-    Restore,
-    AbandonRestore,
-    SpawnSetup,
-    SpawnCommand,
-    WriteNotice {
-        deadline: Timestamp,
-        source: String,
-    },
-    RemoveNotice,
-    SendSave,
-    SendTerm,
-    /// Say [`Input::TreeEmpty`] when the rest of the tree has ended by itself.
-    AwaitTree,
-    KillTree,
-    Push,
-    /// Upload the last complete checkpoint and the outputs.
-    FinalPush,
-    Report(News),
-}
-
-/// What the scheduler is told.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum News {
-    Accepted,
-    Restored,
-    Started { pid: u32 },
-    Noticed { deadline: Timestamp, source: String },
-    NoticeWithdrawn,
-    Superseded { by: u64 },
-    Finished(Finish),
-}
-
-/// The end of an attempt.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Finish {
-    pub end: Option<End>,
-    pub launch_error: Option<String>,
-    pub stopped: Option<Stop>,
-    /// We sent a signal that may have ended it.
-    pub signalled: bool,
-    pub detail: Option<String>,
-}
-
-/// Where an attempt is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Phase {
-    Restoring,
-    /// `setup:` runs.
-    Preparing,
-    /// The command is being started.
-    Starting,
-    Running,
-    /// Waiting for a save before the stop.
-    Draining,
-    /// TERM was sent.
-    Terminating,
-    /// The rest of the process tree is being killed.
-    Sweeping,
-    /// The last uploads run.
-    Finishing,
-    Done,
-}
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Drain {
@@ -449,6 +296,10 @@ impl Machine {
     fn on_tree_gone(&mut self, now: Timestamp, leftover: Option<String>, out: &mut Vec<Action>) {
         if self.phase == Phase::Sweeping {
             self.tree_gone = true;
+            if leftover.is_some() {
+                // It hangs in the kernel; its exit may never come.
+                self.end = self.end.or(Some(End { code: None, signal: None, out_of_memory: false, at: now }));
+            }
             self.add_detail(leftover);
             self.finish_if_gone(now, out);
         }
@@ -632,22 +483,6 @@ impl Machine {
     }
 }
 
-impl Stop {
-    /// One word for people and for the notice file.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Stop::Requeue => "requeue",
-            Stop::WorkerLeaving => "worker-leaving",
-            Stop::Notice => "notice",
-            Stop::Budget => "budget",
-            Stop::TimeLimit => "time-limit",
-            Stop::Cancel => "cancel",
-            Stop::Superseded => "superseded",
-        }
-    }
-}
-
 fn describe(end: End) -> String {
     match (end.code, end.signal) {
         (Some(code), _) => format!("ended with exit code {code}"),
@@ -657,5 +492,4 @@ fn describe(end: End) -> String {
 }
 
 #[cfg(test)]
-#[path = "supervise_tests.rs"]
 mod tests;

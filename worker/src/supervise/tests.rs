@@ -124,7 +124,7 @@ fn table() -> String {
 #[test]
 fn every_pair_of_phase_and_input_does_what_the_reviewed_table_says() {
     let table = table();
-    let reviewed = include_str!("supervise_table.txt");
+    let reviewed = include_str!("table.txt");
     for (is, should) in table.lines().zip(reviewed.lines()) {
         assert_eq!(is, should);
     }
