@@ -358,9 +358,9 @@ D=$SPOTQ_CHECKPOINT_DIR
 step=0
 last=$(ls "$D" | grep '^step-' | sed 's/step-//' | sort -n | tail -1)
 [ -n "$last" ] && step=$last
-echo "starting at step $step, resume from '$SPOTQ_RESUME_FROM', attempt $SPOTQ_ATTEMPT"
 save() { echo "$step" > "$D/.step.tmp"; mv "$D/.step.tmp" "$D/step-$step"; echo "saved step $step"; }
 trap save USR1
+echo "starting at step $step, resume from '$SPOTQ_RESUME_FROM', attempt $SPOTQ_ATTEMPT"
 while [ "$step" -lt "${STEPS:-100000}" ]; do
   step=$((step + 1))
   echo "{\"step\":$step,\"total\":${STEPS:-100000}}" >> "$SPOTQ_PROGRESS_FILE"
