@@ -4,12 +4,13 @@
 
 use std::collections::BTreeSet;
 
-use futures::TryStreamExt as _;
+use futures::StreamExt as _;
 
 use crate::error::CheckpointError;
 use crate::key::Digest;
 use crate::log::{Head, LogSeq, fold};
 use crate::manifest::{Entry, Node};
+use crate::objects::blocking;
 use crate::repo::{LogView, Repository};
 
 /// More findings than this say nothing new; it bounds the report on a store that lost everything.
@@ -102,40 +103,53 @@ impl Repository {
             Err(CheckpointError::Corrupt { .. }) => return Ok(()),
             Err(e) => return Err(e),
         };
+        // A chunk may be part of several files; it is reported once.
         let mut damaged = BTreeSet::new();
         for entry in &manifest.entries {
             let Node::File { hash, size, .. } = &entry.node else { continue };
-            match self.verify_file(entry, *hash).await {
-                Ok(()) => {
-                    report.files += 1;
-                    report.bytes += size;
+            let problems = self.verify_file(entry, *hash).await?;
+            if problems.is_empty() {
+                report.files += 1;
+                report.bytes += size;
+            }
+            for (object, why) in problems {
+                if damaged.insert(object.clone()) {
+                    report.note(object, format!("{why} (part of {})", entry.path));
                 }
-                Err(CheckpointError::Corrupt { object, why }) => {
-                    if damaged.insert(object.clone()) {
-                        report.note(object, format!("{why} (part of {})", entry.path));
-                    }
-                }
-                Err(e) => return Err(e),
             }
         }
         Ok(())
     }
 
-    async fn verify_file(&self, entry: &Entry, hash: Digest) -> Result<(), CheckpointError> {
+    /// Reads all chunks of a file, also after a damaged one, and returns what is wrong.
+    async fn verify_file(
+        &self,
+        entry: &Entry,
+        hash: Digest,
+    ) -> Result<Vec<(String, String)>, CheckpointError> {
+        let mut problems = Vec::new();
         let mut hasher = blake3::Hasher::new();
         let mut pieces = self.pieces_of(entry.chunks().to_vec());
-        while let Some((bytes, permit)) = pieces.try_next().await? {
-            hasher = crate::objects::blocking(move || {
+        while let Some(piece) = pieces.next().await {
+            let (bytes, permit) = match piece {
+                Ok(piece) => piece,
+                Err(CheckpointError::Corrupt { object, why }) => {
+                    problems.push((object, why));
+                    continue;
+                }
+                Err(e) => return Err(e),
+            };
+            hasher = blocking(move || {
                 hasher.update(&bytes);
                 Ok(hasher)
             })
             .await?;
             drop(permit);
         }
-        if Digest(*hasher.finalize().as_bytes()) != hash {
+        if problems.is_empty() && Digest(*hasher.finalize().as_bytes()) != hash {
             let why = "its chunks are sound but do not make the file that the manifest describes";
-            return Err(CheckpointError::corrupt(format!("file {}", entry.path), why));
+            problems.push((format!("file {}", entry.path), why.to_owned()));
         }
-        Ok(())
+        Ok(problems)
     }
 }

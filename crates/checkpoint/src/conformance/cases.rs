@@ -152,10 +152,11 @@ pub(super) async fn a_lost_answer_is_settled_by_the_nonce((store, prefix): Place
 }
 
 pub(super) async fn a_corrupt_chunk_falls_back((store, prefix): Place) {
-    let damage = |store: Arc<dyn ObjectStore>, path: ObjectPath| async move {
+    let replaced = |store: Arc<dyn ObjectStore>, path: ObjectPath| async move {
         store.put(&path, Bytes::from_static(b"not what it was").into()).await.expect("test damage");
     };
-    falls_back(store, prefix, "chk", damage).await;
+    falls_back(Arc::clone(&store), prefix.clone().join("replaced"), "chk", replaced).await;
+    falls_back(store, prefix.join("flipped"), "chk", flip_a_bit).await;
 }
 
 pub(super) async fn a_missing_chunk_falls_back((store, prefix): Place) {
@@ -298,16 +299,11 @@ pub(super) async fn verify_names_every_damage((store, prefix): Place) {
     let mut chunks = list(&store, &prefix, "chk").await;
     let (missing, bad) = (chunks.remove(0), chunks.remove(0));
     store.delete(&missing).await.expect("test damage");
-    let bytes = store.get(&bad).await.expect("readable").bytes().await.expect("readable");
-    let mut flipped = bytes.to_vec();
-    flipped[0] ^= 1;
-    store.put(&bad, flipped.into()).await.expect("test damage");
+    flip_a_bit(Arc::clone(&store), bad.clone()).await;
     let report = repository(store, &prefix).verify().await.expect("verify");
-    assert!(!report.is_sound());
-    for finding in &report.findings {
-        let named = [&missing, &bad].iter().any(|path| path.as_ref().ends_with(&finding.object));
-        assert!(named, "{finding:?} names a damaged object");
-    }
+    let named =
+        |path: &ObjectPath| report.findings.iter().filter(|f| path.as_ref().ends_with(&f.object)).count();
+    assert_eq!((named(&missing), named(&bad), report.findings.len()), (1, 1, 2), "{report:?}");
 }
 
 pub(super) async fn a_damaged_log_is_named((store, prefix): Place) {
@@ -341,6 +337,31 @@ pub(super) async fn a_damaged_log_is_named((store, prefix): Place) {
     }
     store.put(&path, good.into()).await.expect("repair");
     repository(store, &prefix).head().await.expect("sound again").expect("a head");
+}
+
+/// An entry of another history of the same job: well signed, rightly numbered, but out of the chain.
+pub(super) async fn a_spliced_log_is_named((store, prefix): Place) {
+    let work = scratch();
+    let histories = [prefix.clone().join("one"), prefix.join("two")];
+    for (seed, history) in (1..).zip(&histories) {
+        write_state(work.path(), seed);
+        push(&repository(Arc::clone(&store), history), work.path(), 1, 10).await;
+    }
+    let object = LogSeq(2).object();
+    let [one, two] = histories.clone().map(|history| ObjectPath::from(format!("{history}/{object}")));
+    let foreign = store.get(&two).await.expect("readable").bytes().await.expect("readable");
+    store.put(&one, foreign.into()).await.expect("test damage");
+    match repository(store, &histories[0]).head().await {
+        Err(CheckpointError::Corrupt { object: named, .. }) => assert_eq!(named, object),
+        other => panic!("expected Corrupt, got {other:?}"),
+    }
+}
+
+async fn flip_a_bit(store: Arc<dyn ObjectStore>, path: ObjectPath) {
+    let bytes = store.get(&path).await.expect("readable").bytes().await.expect("readable");
+    let mut flipped = bytes.to_vec();
+    flipped[0] ^= 1;
+    store.put(&path, flipped.into()).await.expect("test damage");
 }
 
 fn scratch() -> tempfile::TempDir {

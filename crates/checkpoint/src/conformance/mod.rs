@@ -40,6 +40,7 @@ where
     named("restore crash", cases::a_restore_that_dies_shows_no_partial_tree(place("restore-crash"))).await;
     named("verify", cases::verify_names_every_damage(place("verify"))).await;
     named("log damage", cases::a_damaged_log_is_named(place("log-damage"))).await;
+    named("spliced log", cases::a_spliced_log_is_named(place("spliced"))).await;
 }
 
 async fn named(case: &str, work: impl Future<Output = ()>) {
