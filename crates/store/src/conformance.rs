@@ -35,6 +35,7 @@ pub async fn run(factory: &dyn Factory) {
     a_snapshot_checks_epoch_and_version(factory).await;
     snapshots_of_all_sizes(factory).await;
     goes_on_over_many_snapshots(factory).await;
+    dropping_a_large_record_keeps_its_twins(factory).await;
     archive_is_ordered_and_idempotent(factory).await;
     takes_appends_from_many_callers(factory).await;
 }
@@ -306,6 +307,36 @@ async fn goes_on_over_many_snapshots(factory: &dyn Factory) {
         assert_eq!(found.records, vec![record(version - 1)]);
         assert_eq!(found.snapshot.map(|s| s.bytes), Some(noise(version as usize)));
     }
+}
+
+async fn dropping_a_large_record_keeps_its_twins(factory: &dyn Factory) {
+    let store = factory.open("twins").await;
+    let epoch = lead(&store).await;
+    let large = noise(50_000);
+    for (version, record) in
+        [large.clone(), record(1), large.clone(), record(3), record(4)].into_iter().enumerate()
+    {
+        done(store.append(epoch, Version(version as u64), vec![record]).await, "append");
+    }
+    let twin = ArchiveEntry { key: "twin".into(), value: large.clone() };
+    done(store.archive(vec![twin.clone()]).await, "archive of the same bytes");
+    // Two snapshots, because a store may keep what the one before the newest needs.
+    for version in [1, 2] {
+        done(store.snapshot(epoch, Version(version), vec![]).await, "snapshot behind the first of them");
+    }
+    drop(store);
+    let store = factory.open("twins").await;
+    assert!(
+        recover(&store).await.records == [large, record(3), record(4)],
+        "the second record is still there"
+    );
+    let epoch = lead(&store).await;
+    for version in [4, 5] {
+        done(store.snapshot(epoch, Version(version), vec![]).await, "snapshot behind both");
+    }
+    drop(store);
+    let store = factory.open("twins").await;
+    assert!(done(store.archived("", 9).await, "read of the archive") == [twin], "the archive keeps its own");
 }
 
 async fn archive_is_ordered_and_idempotent(factory: &dyn Factory) {
