@@ -26,6 +26,8 @@ pub mod codes {
     pub const CANNOT_WRITE: u8 = 73;
     /// Stopped by Ctrl-C.
     pub const INTERRUPTED: u8 = 130;
+    /// The reader of a job's output left before the job was done: what a shell says of SIGPIPE.
+    pub const OUTPUT_CLOSED: u8 = 141;
 }
 
 /// A failure that we can explain.

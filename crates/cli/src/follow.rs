@@ -50,7 +50,14 @@ pub async fn run(client: &Client, task: TaskId, out: &Out) -> Result<u8, Expecte
     tokio::spawn(stream::logs(client.clone(), request, tx.clone()));
     tokio::spawn(stream::interrupts(tx));
     let mut follow = Follow::new(client, &[task], out, Logs::Yes, OnInterrupt::Cancel);
-    follow.until_done(rx).await
+    match follow.until_done(rx).await {
+        // 0 would say that the job completed.
+        Err(ExpectedError::ClosedPipe) => {
+            crate::out::talk(&format!("spotq: nobody reads the output any more; job {task} goes on"));
+            Ok(codes::OUTPUT_CLOSED)
+        }
+        result => result,
+    }
 }
 
 /// Prints a job's output.

@@ -27,6 +27,8 @@ pub struct Disk {
     /// So many submits are stored and their answers lost.
     pub lose_answers: u32,
     pub cancelled: Vec<u32>,
+    /// Jobs take their time to end after a cancel.
+    pub slow_to_cancel: bool,
     pub log_requests: Vec<v1::LogsRequest>,
     pub preempted: Option<v1::PreemptRequest>,
     pub offers_asked: Option<v1::OffersRequest>,
@@ -58,6 +60,7 @@ impl Fake {
             outputs: v1::OutputsReply::default(),
             lose_answers: 0,
             cancelled: Vec::new(),
+            slow_to_cancel: false,
             log_requests: Vec::new(),
             preempted: None,
             offers_asked: None,
@@ -200,8 +203,12 @@ impl Jobs for Shared {
     async fn cancel(&self, request: Request<v1::JobRequest>) -> Result<Response<v1::JobReply>, Status> {
         let id = request.into_inner().job_id;
         let reply = self.set_phase(id, "completing")?;
-        self.lock().cancelled.push(id);
-        self.lock().jobs.insert(id, done(id, "cancelled", 0));
+        let mut disk = self.lock();
+        disk.cancelled.push(id);
+        if !disk.slow_to_cancel {
+            disk.jobs.insert(id, done(id, "cancelled", 0));
+        }
+        drop(disk);
         self.changed.send_modify(|n| *n += 1);
         Ok(reply)
     }

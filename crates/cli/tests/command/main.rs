@@ -233,6 +233,34 @@ fn ctrl_c_cancels_a_run_and_waits_for_its_end() {
 }
 
 #[test]
+fn a_second_ctrl_c_leaves_a_run_that_is_slow_to_end() {
+    let (fake, dir) = (Fake::start(), TempDir::new("cli-leave-run"));
+    fake.disk(|disk| disk.slow_to_cancel = true);
+    let mut child = start("run", dir.path(), &fake, &["run", "--", "train"]);
+    wait_until(DEADLINE, || child.stderr().contains("waits:"), "the first view").unwrap();
+    child.signal(Signal::INT).unwrap();
+    wait_until(DEADLINE, || fake.disk(|disk| disk.cancelled == [1]), "the cancel").unwrap();
+    assert!(child.ended().is_none(), "it waits for the end: {}", child.stderr());
+    child.signal(Signal::INT).unwrap();
+    assert_eq!(exit_code(&mut child), 130);
+    assert!(child.stderr().contains("being cancelled"), "{}", child.stderr());
+}
+
+#[test]
+fn a_run_whose_reader_leaves_is_no_success() {
+    let (fake, dir) = (Fake::start(), TempDir::new("cli-pipe"));
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let errors = std::fs::File::create(dir.join("err")).unwrap();
+    let mut child =
+        spotq(&fake.server()).args(["run", "--", "x"]).stdout(writer).stderr(errors).spawn().unwrap();
+    fake.log(v1::LogStream::Stdout, "hello");
+    wait_until(DEADLINE, || child.try_wait().unwrap().is_some(), "the end").unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(141));
+    assert!(fake.disk(|disk| disk.cancelled.is_empty()));
+}
+
+#[test]
 fn ctrl_c_leaves_a_wait_and_the_job_alone() {
     let (fake, dir) = (Fake::start(), TempDir::new("cli-leave"));
     fake.job(job(1, "running"));
