@@ -240,10 +240,9 @@ impl Attempt {
     }
 
     fn start_restore(&mut self) -> Option<Input> {
-        let looker = lock(&self.seen).saves.looker();
         let spec = &self.order.spec;
         let generation = self.order.id.generation;
-        let opened = Uploads::open(&self.order.store, generation, &spec.checkpoint, &spec.outputs, looker);
+        let opened = Uploads::open(&self.order.store, generation, &spec.checkpoint, &spec.outputs);
         let uploads = match opened {
             Ok(uploads) => Arc::new(uploads),
             Err(message) => return Some(Input::RestoreFailed { message }),
@@ -515,8 +514,9 @@ struct Push {
 
 impl Push {
     async fn once(&self) -> (Pushed, Option<spotq_model::Span>) {
+        let looker = lock(&self.seen).saves.looker();
         let may = |look: &_| lock(&self.seen).saves.may_push(look);
-        match self.uploads.push(&self.dir, may, |at| observe::step_at(&self.seen, at)).await {
+        match self.uploads.push(&self.dir, looker, may, |at| observe::step_at(&self.seen, at)).await {
             Ok(Some(held)) => {
                 let estimate = held.estimate;
                 (self.tell_held(held).await, Some(estimate))
@@ -533,8 +533,8 @@ impl Push {
     /// After the end: what is complete and not held yet. Says what went wrong.
     async fn last(&self, pace: Pace) -> Option<String> {
         let looker = lock(&self.seen).saves.looker();
-        let dir = self.dir.clone();
-        let look = tokio::task::spawn_blocking(move || looker.look(&dir)).await.ok()?;
+        let (looking, dir) = (looker.clone(), self.dir.clone());
+        let look = tokio::task::spawn_blocking(move || looking.look(&dir)).await.ok()?;
         {
             let mut seen = lock(&self.seen);
             seen.progress.look(now());
@@ -542,7 +542,7 @@ impl Push {
             seen.saves.forget_failed();
             seen.saves.judge(now(), pace, &look, || false)?;
         }
-        match self.uploads.push(&self.dir, |_| true, |at| observe::step_at(&self.seen, at)).await {
+        match self.uploads.push(&self.dir, looker, |_| true, |at| observe::step_at(&self.seen, at)).await {
             Ok(Some(held)) => {
                 self.tell_held(held).await;
                 None

@@ -11,6 +11,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::ids::now;
 use crate::progress::{Point, Progress};
+use crate::renames::{Habit, Renames};
 use crate::saves::{Complete, Pace, Saves};
 use crate::tree::Tree;
 
@@ -55,11 +56,18 @@ pub async fn observe(
     mut pace: watch::Receiver<Pace>,
     tell: mpsc::Sender<Sight>,
 ) {
-    let looker = lock(&seen).saves.looker();
+    // Without it the habit stays unknown and an unknown saver has to be quiet for long, which is the safe side.
+    let mut renames = Renames::watch(&dir).inspect_err(|error| tracing::info!(%error, "no news of renames")).ok();
     let mut told_progress: Option<Instant> = None;
     loop {
         let began = Instant::now();
-        let (looker, wanted) = (looker.clone(), dir.clone());
+        let habit = renames.as_mut().map_or(Habit::Unknown, |renames| renames.look(|| has_writer(&tree, &dir)));
+        let looker = {
+            let mut seen = lock(&seen);
+            seen.saves.learn(habit);
+            seen.saves.looker()
+        };
+        let wanted = dir.clone();
         let Ok(look) = tokio::task::spawn_blocking(move || looker.look(&wanted)).await else { return };
         let current = *pace.borrow_and_update();
         let sights = {

@@ -3,22 +3,25 @@
 //! A saver that renames is whole at every moment, so an unknown one need not be quiet for long once it has shown that
 //! it does. Reads the kernel's notes about names only; without them the habit stays unknown, which is the safe side.
 
-use std::collections::BTreeSet;
-use std::ffi::{CString, OsString};
+use std::collections::BTreeMap;
+use std::ffi::CString;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStringExt as _;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 
 /// Room for the notes of one read; the kernel keeps the rest for the next.
 const BUFFER_BYTES: usize = 4096;
-/// Reads at one look: a saver that makes more names than this fit into in a tenth of a second is no checkpoint saver.
-const READS_MAX: usize = 64;
+/// Notes taken at one look, so that a saver that never stops making names cannot hold us.
+const NOTES_MAX: usize = 10_000;
 /// Names that were created and not renamed away yet; more than this and the habit counts as in place.
 const NAMES_MAX: usize = 10_000;
+
+/// A temporary file whose writer has closed it is renamed at once; one that is left for this long is final.
+const STAYS: Duration = Duration::from_secs(2);
 
 /// How the job writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -37,8 +40,8 @@ pub enum Habit {
 pub struct Renames {
     notes: OwnedFd,
     habit: Habit,
-    /// Made under this name and still there: temporary if it is renamed away or removed, in place if it stays.
-    made: BTreeSet<CString>,
+    /// Made under this name, when, and still there: temporary if it is renamed away or removed, in place if it stays.
+    made: BTreeMap<CString, Instant>,
 }
 
 impl Renames {
@@ -48,39 +51,35 @@ impl Renames {
         let notes = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?;
         let flags = WatchFlags::CREATE | WatchFlags::DELETE | WatchFlags::MOVED_FROM | WatchFlags::MOVED_TO;
         inotify::add_watch(&notes, dir, flags | WatchFlags::ONLYDIR)?;
-        Ok(Renames { notes, habit: Habit::Unknown, made: BTreeSet::new() })
+        Ok(Renames { notes, habit: Habit::Unknown, made: BTreeMap::new() })
     }
 
-    /// The habit as of now. A name that was made and is still there counts as made in place only when the caller sees
-    /// no writer any more: see [`Renames::settle`].
-    pub fn look(&mut self) -> Habit {
+    /// The habit as of now. `writers` says whether a process still has a file below the directory open for writing; it is
+    /// asked only when something that was made stays, since it is dear.
+    pub fn look(&mut self, writers: impl FnOnce() -> bool) -> Habit {
         let mut buffer = [MaybeUninit::uninit(); BUFFER_BYTES];
+        let mut news = Vec::new();
+        let mut reader = Reader::new(&self.notes, &mut buffer);
+        // An error means that there is nothing more to read now.
+        while news.len() < NOTES_MAX
+            && let Ok(note) = reader.next()
+        {
+            news.push((note.events(), note.file_name().map(CString::from)));
+        }
         let mut moved_in = false;
-        for _ in 0..READS_MAX {
-            let mut reader = Reader::new(&self.notes, &mut buffer);
-            let Ok(note) = reader.next() else { break };
-            let mut note = Some(note);
-            while let Some(current) = note.take() {
-                let (flags, name) = (current.events(), current.file_name().map(CString::from));
-                if flags.contains(ReadFlags::QUEUE_OVERFLOW) {
-                    self.habit = Habit::InPlace;
-                } else if let Some(name) = name {
-                    moved_in |= self.note(flags, name);
-                }
-                if !reader.is_buffer_empty() {
-                    note = reader.next().ok();
-                }
+        for (flags, name) in news {
+            match name {
+                Some(name) => moved_in |= self.note(flags, name),
+                // The kernel lost some: what they were is not known any more.
+                None if flags.contains(ReadFlags::QUEUE_OVERFLOW) => self.habit = Habit::InPlace,
+                None => {}
             }
         }
         if moved_in && self.habit == Habit::Unknown {
             self.habit = Habit::Renames;
         }
-        self.habit
-    }
-
-    /// Called when no process writes below the directory: what was made and is still there was made in place.
-    pub fn settle(&mut self) -> Habit {
-        if !self.made.is_empty() {
+        let stays = |since: &Instant| since.elapsed() >= STAYS;
+        if self.habit != Habit::InPlace && self.made.values().any(stays) && !writers() {
             self.habit = Habit::InPlace;
         }
         self.habit
@@ -92,7 +91,7 @@ impl Renames {
             if self.made.len() >= NAMES_MAX {
                 self.habit = Habit::InPlace;
             } else {
-                self.made.insert(name);
+                self.made.insert(name, Instant::now());
             }
         } else if flags.intersects(ReadFlags::MOVED_FROM | ReadFlags::DELETE) {
             self.made.remove(&name);
@@ -102,12 +101,6 @@ impl Renames {
         }
         false
     }
-
-    /// Names that were made and may still be temporary.
-    #[must_use]
-    pub fn unfinished(&self) -> Vec<OsString> {
-        self.made.iter().map(|name| OsString::from_vec(name.as_bytes().to_vec())).collect()
-    }
 }
 
 #[cfg(test)]
@@ -115,17 +108,27 @@ mod tests {
     use super::*;
     use std::fs;
 
+    fn nobody() -> bool {
+        false
+    }
+
+    /// As if everything had been made long ago.
+    fn age(renames: &mut Renames) {
+        for since in renames.made.values_mut() {
+            *since = since.checked_sub(STAYS).unwrap();
+        }
+    }
+
     #[test]
     fn a_saver_that_renames_is_known_after_its_first_save() {
         let dir = tempfile::tempdir().unwrap();
         let mut renames = Renames::watch(dir.path()).unwrap();
-        assert_eq!(renames.look(), Habit::Unknown);
+        assert_eq!(renames.look(nobody), Habit::Unknown);
         fs::write(dir.path().join("whatever.new"), "1").unwrap();
-        assert_eq!(renames.look(), Habit::Unknown);
-        assert_eq!(renames.unfinished(), ["whatever.new"]);
+        assert_eq!(renames.look(nobody), Habit::Unknown);
         fs::rename(dir.path().join("whatever.new"), dir.path().join("model")).unwrap();
-        assert_eq!(renames.look(), Habit::Renames);
-        assert_eq!(renames.settle(), Habit::Renames);
+        age(&mut renames);
+        assert_eq!(renames.look(nobody), Habit::Renames);
     }
 
     #[test]
@@ -134,33 +137,35 @@ mod tests {
         let mut renames = Renames::watch(dir.path()).unwrap();
         fs::create_dir(aside.path().join("step-1")).unwrap();
         fs::rename(aside.path().join("step-1"), dir.path().join("step-1")).unwrap();
-        assert_eq!(renames.look(), Habit::Renames);
+        assert_eq!(renames.look(nobody), Habit::Renames);
     }
 
     #[test]
-    fn what_is_made_under_its_final_name_is_in_place_and_stays_so() {
+    fn what_stays_under_the_name_it_was_made_with_is_in_place_for_good() {
         let dir = tempfile::tempdir().unwrap();
         let mut renames = Renames::watch(dir.path()).unwrap();
         fs::write(dir.path().join("model.bin"), "1").unwrap();
-        renames.look();
-        assert_eq!(renames.settle(), Habit::InPlace);
+        renames.look(nobody);
+        age(&mut renames);
+        assert_eq!(renames.look(|| true), Habit::Unknown, "still being written: it may be renamed yet");
+        assert_eq!(renames.look(nobody), Habit::InPlace);
         fs::write(dir.path().join("x.tmp"), "1").unwrap();
         fs::rename(dir.path().join("x.tmp"), dir.path().join("x")).unwrap();
-        assert_eq!(renames.look(), Habit::InPlace, "one good save does not excuse the other");
+        assert_eq!(renames.look(nobody), Habit::InPlace, "one good save does not excuse the other");
     }
 
     #[test]
-    fn thousands_of_names_are_read_whole() {
+    fn more_names_than_one_look_reads_are_read_whole() {
         let dir = tempfile::tempdir().unwrap();
         let mut renames = Renames::watch(dir.path()).unwrap();
-        for n in 0..2000 {
+        for n in 0..4000 {
             fs::write(dir.path().join("t"), "1").unwrap();
             fs::rename(dir.path().join("t"), dir.path().join(format!("step-{n}"))).unwrap();
         }
-        while renames.look() == Habit::Unknown {}
-        for _ in 0..20 {
-            renames.look();
+        for _ in 0..50 {
+            renames.look(nobody);
         }
-        assert_eq!(renames.settle(), Habit::Renames);
+        age(&mut renames);
+        assert_eq!(renames.look(nobody), Habit::Renames);
     }
 }

@@ -11,6 +11,8 @@ use globset::{GlobSet, GlobSetBuilder};
 use spotq_model::{Profile, Span, Timestamp};
 use walkdir::WalkDir;
 
+use crate::renames::Habit;
+
 /// A saver that renames is between two files for less than this.
 const RENAME_QUIET: Span = Span::millis(200);
 /// A saver that is never quiet this long is taken as it is: each file under its final name is complete.
@@ -82,6 +84,8 @@ pub struct Looker {
 /// Remembers what was seen, for one attempt.
 #[derive(Debug)]
 pub struct Saves {
+    /// What the job file says; `looker` follows what was learned since.
+    declared: Profile,
     looker: Looker,
     quiet: Quiet,
     /// The last look's fingerprint and since when it has been so.
@@ -101,6 +105,12 @@ pub struct Complete {
 }
 
 impl Looker {
+    /// The profile that is followed.
+    #[must_use]
+    pub fn profile(&self) -> Profile {
+        self.profile
+    }
+
     /// Reads the directory. Blocking; an unreadable entry is skipped, the push will name it.
     #[must_use]
     pub fn look(&self, dir: &Path) -> Look {
@@ -160,12 +170,25 @@ impl Saves {
         };
         let temporary = globs(temporary_names(profile).iter().copied()).map_err(|e| e.to_string())?;
         let looker = Looker { profile, complete_when, temporary };
-        Ok(Saves { looker, quiet, same_since: None, busy_since: None, announced: None, held: false })
+        Ok(Saves { declared: profile, looker, quiet, same_since: None, busy_since: None, announced: None, held: false })
     }
 
     #[must_use]
     pub fn looker(&self) -> Looker {
         self.looker.clone()
+    }
+
+    /// What was learned of how the job writes: an unknown saver that renames is treated like one that says so.
+    pub fn learn(&mut self, habit: Habit) {
+        let profile = match (self.declared, habit) {
+            (Profile::Generic, Habit::Renames) => Profile::Rename,
+            (declared, Habit::Unknown | Habit::InPlace | Habit::Renames) => declared,
+        };
+        if profile != self.looker.profile
+            && let Ok(temporary) = globs(temporary_names(profile).iter().copied())
+        {
+            self.looker = Looker { profile, temporary, complete_when: self.looker.complete_when.take() };
+        }
     }
 
     /// Whether `look` is the state that was announced last. A saver that renames may be taken at any moment; an
@@ -322,6 +345,23 @@ mod tests {
         ] {
             assert_eq!(step_in(Path::new(path)), step, "{path}");
         }
+    }
+
+    #[test]
+    fn an_unknown_saver_that_renames_need_not_be_quiet_for_long() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("model"), "1").unwrap();
+        let mut saves = saves(Profile::Generic);
+        let judge = |saves: &mut Saves, after: Span| {
+            let look = saves.looker().look(dir.path());
+            saves.judge(now() + after, Pace::Calm, &look, || false)
+        };
+        assert_eq!(judge(&mut saves, Span::millis(0)), None);
+        assert_eq!(judge(&mut saves, Span::secs(3)), None, "unknown: three seconds prove nothing");
+        saves.learn(Habit::Renames);
+        assert!(judge(&mut saves, Span::secs(3)).is_some());
+        saves.learn(Habit::InPlace);
+        assert_eq!(saves.looker().profile(), Profile::Generic);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use spotq_checkpoint::{CheckpointError, JobKey, Options, PushRequest, Repository, Restore, Selection};
-use spotq_model::{CheckpointSpec, Generation, Span, Timestamp};
+use spotq_model::{CheckpointSpec, Generation, Profile, Span, Timestamp};
 use spotq_proto::v1;
 
 use crate::ids::now;
@@ -43,8 +43,9 @@ pub struct Uploads {
     repository: Repository,
     outputs: Option<(Repository, Selection)>,
     generation: Generation,
-    selection: Selection,
-    looker: Looker,
+    everything: Selection,
+    /// Without names that savers give to what is not complete yet.
+    finished: Selection,
     spec: CheckpointSpec,
     /// Place in the log of the newest commit that was reported.
     reported: AtomicU64,
@@ -84,16 +85,16 @@ impl Uploads {
         generation: Generation,
         spec: &CheckpointSpec,
         outputs: &[String],
-        looker: Looker,
     ) -> Result<Uploads, String> {
         let open = |url: &str| {
             let env =
                 std::env::vars_os().filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
             Repository::from_url(url, address.key.clone(), env, Options::default()).map_err(|e| e.to_string())
         };
-        let exclude: Vec<String> =
-            temporary_names(spec.profile).iter().map(|glob| (*glob).to_owned()).collect();
-        let selection = Selection::new(&[], &exclude).map_err(|e| e.to_string())?;
+        let temporary: Vec<String> =
+            temporary_names(Profile::Rename).iter().map(|glob| (*glob).to_owned()).collect();
+        let everything = Selection::new(&[], &[]).map_err(|e| e.to_string())?;
+        let finished = Selection::new(&[], &temporary).map_err(|e| e.to_string())?;
         let outputs = if outputs.is_empty() {
             None
         } else {
@@ -105,8 +106,8 @@ impl Uploads {
             repository,
             outputs,
             generation,
-            selection,
-            looker,
+            everything,
+            finished,
             spec: spec.clone(),
             reported: AtomicU64::new(0),
         })
@@ -142,18 +143,19 @@ impl Uploads {
         }
     }
 
-    /// Pushes what is in `dir` now, if `may` still allows it. `step_at` knows the step at a time.
+    /// Pushes what `looker` takes of `dir` now, if `may` still allows it. `step_at` knows the step at a time.
     ///
     /// # Errors
     /// Those of the store.
     pub async fn push(
         &self,
         dir: &Path,
+        looker: Looker,
         may: impl FnOnce(&crate::saves::Look) -> bool,
         step_at: impl FnOnce(Timestamp) -> Option<u64>,
     ) -> Result<Option<Held>, CheckpointError> {
         let started = Instant::now();
-        let (looker, wanted) = (self.looker.clone(), dir.to_owned());
+        let (profile, wanted) = (looker.profile(), dir.to_owned());
         let Ok(look) = tokio::task::spawn_blocking(move || looker.look(&wanted)).await else {
             return Ok(None);
         };
@@ -164,9 +166,12 @@ impl Uploads {
         let request = PushRequest {
             generation: self.generation,
             step,
-            profile: self.spec.profile,
+            profile,
             created_at_ms: look.newest.0,
-            selection: self.selection.clone(),
+            selection: match profile {
+                Profile::Generic => self.everything.clone(),
+                Profile::Rename | Profile::Orbax => self.finished.clone(),
+            },
         };
         let pushed = self.repository.push(dir, &request, &|_| {}).await?;
         let committed = self.news_of(pushed, look.newest);
