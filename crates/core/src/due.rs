@@ -32,7 +32,9 @@ fn of_node(c: &Cluster, now: Timestamp, node: &Node) -> Vec<Effect> {
         }
         // Unneeded before the cloud answered: the answer, or the cloud's list, says whether there is anything to end.
         (NodeState::Ending, None) => Vec::new(),
-        (NodeState::Requested, _) | (NodeState::Booting | NodeState::Ready, None) | (NodeState::Gone, _) => Vec::new(),
+        (NodeState::Requested, _) | (NodeState::Booting | NodeState::Ready, None) | (NodeState::Gone, _) => {
+            Vec::new()
+        }
     }
 }
 
@@ -44,6 +46,9 @@ fn of_holder(c: &Cluster, node: &Node) -> Option<Effect> {
         return Some(Effect::Stop { node, task, generation, why: stop.why, deadline: stop.deadline });
     }
     let waits_for_node = matches!(c.task(task)?.phase, Phase::Provisioning { .. });
-    (waits_for_node && node.state == NodeState::Ready && node.notice.is_none())
-        .then_some(Effect::Grant { node: node.id, task, generation })
+    (waits_for_node && node.state == NodeState::Ready && node.notice.is_none()).then_some(Effect::Grant {
+        node: node.id,
+        task,
+        generation,
+    })
 }

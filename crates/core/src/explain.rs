@@ -25,7 +25,13 @@ pub struct PoolVerdict {
 
 /// Explains `id`; `None` if there is no such task.
 #[must_use]
-pub fn explain(c: &Cluster, p: &Policies, now: Timestamp, offers: &[Offer], id: TaskId) -> Option<Explanation> {
+pub fn explain(
+    c: &Cluster,
+    p: &Policies,
+    now: Timestamp,
+    offers: &[Offer],
+    id: TaskId,
+) -> Option<Explanation> {
     let task = c.task(id)?;
     let spec = c.spec(id)?;
     let input = plan_input(c, p, now, offers);
@@ -52,7 +58,12 @@ fn words(c: &Cluster, now: Timestamp, phase: &Phase) -> (String, String) {
     let on = |id: &spotq_model::NodeId| {
         c.nodes.get(id).map_or_else(
             || format!("node {id}"),
-            |node| format!("{} at ${:.4}/h (on-demand ${:.4}/h)", node.pool, node.quote.price, node.quote.on_demand),
+            |node| {
+                format!(
+                    "{} at ${:.4}/h (on-demand ${:.4}/h)",
+                    node.pool, node.quote.price, node.quote.on_demand
+                )
+            },
         )
     };
     match phase {
@@ -62,13 +73,16 @@ fn words(c: &Cluster, now: Timestamp, phase: &Phase) -> (String, String) {
             let when = if wait.0 == 0 { "at once".to_owned() } else { format!("in {wait}") };
             (format!("waits: {reason}"), format!("the planner looks again {when}{}", hint(reason)))
         }
-        Phase::Provisioning { node } => (format!("waits for its node in {}", on(node)), "starts when the node is up".into()),
+        Phase::Provisioning { node } => {
+            (format!("waits for its node in {}", on(node)), "starts when the node is up".into())
+        }
         Phase::Restoring { node } => {
             (format!("restores its checkpoint on {}", on(node)), "runs when the files are verified".into())
         }
         Phase::Running { node } => (
             format!("runs on {}", on(node)),
-            "the cheapest pool that would do when it was placed; it moves when the cloud takes the node back".into(),
+            "the cheapest pool that would do when it was placed; it moves when the cloud takes the node back"
+                .into(),
         ),
         Phase::Draining { node, deadline } => (
             format!("saves and leaves {}", on(node)),

@@ -38,7 +38,10 @@ fn check_generations(task: &Task, found: &mut Vec<Violation>) {
     let older_ended = task.attempts.iter().rev().skip(1).all(|attempt| attempt.end.is_some());
     let newest = task.attempts.last().is_none_or(|attempt| attempt.generation == task.generation);
     if !(rising && older_ended && newest) {
-        found.push(Violation { id: "INV-02", text: format!("generations of task {} are out of order", task.id) });
+        found.push(Violation {
+            id: "INV-02",
+            text: format!("generations of task {} are out of order", task.id),
+        });
     }
 }
 
@@ -61,7 +64,8 @@ fn check_steps(task: &Task, found: &mut Vec<Violation>) {
         let resumed = attempt.resumed.as_ref();
         let below = |known: &u64| resumed.is_none_or(|r| r.sequence < *known);
         if attempt.started_at.is_some() && attempt.fell_back == 0 && committed.as_ref().is_some_and(below) {
-            let text = format!("generation {} of task {} started below its checkpoint", attempt.generation, task.id);
+            let text =
+                format!("generation {} of task {} started below its checkpoint", attempt.generation, task.id);
             found.push(Violation { id: "INV-06", text });
         }
         if attempt.fell_back > 0 {
@@ -76,7 +80,10 @@ fn check_steps(task: &Task, found: &mut Vec<Violation>) {
 fn check_node(c: &Cluster, node: &Node, found: &mut Vec<Violation>) {
     let alive = node.state != NodeState::Gone;
     if alive != c.live.contains(&node.id) {
-        found.push(Violation { id: "INV-03", text: format!("node {} is not where it is looked for", node.id) });
+        found.push(Violation {
+            id: "INV-03",
+            text: format!("node {} is not where it is looked for", node.id),
+        });
     }
     if let Some((task, generation)) = node.holder {
         let held = c.attempt_under_way(task, generation).is_some_and(|attempt| attempt.node == node.id);
@@ -85,12 +92,18 @@ fn check_node(c: &Cluster, node: &Node, found: &mut Vec<Violation>) {
             found.push(Violation { id: "INV-03", text });
         }
     } else if matches!(node.state, NodeState::Booting | NodeState::Ready) && node.idle_since.is_none() {
-        found.push(Violation { id: "INV-03", text: format!("node {} is free but nobody will end it", node.id) });
+        found.push(Violation {
+            id: "INV-03",
+            text: format!("node {} is free but nobody will end it", node.id),
+        });
     }
     for task in c.active.iter().filter_map(|id| c.task(*id)) {
         let lost = task.phase.node() == Some(node.id) && !alive;
         if lost {
-            found.push(Violation { id: "INV-03", text: format!("task {} is on node {}, which is gone", task.id, node.id) });
+            found.push(Violation {
+                id: "INV-03",
+                text: format!("task {} is on node {}, which is gone", task.id, node.id),
+            });
         }
     }
 }
@@ -99,16 +112,20 @@ fn check_node(c: &Cluster, node: &Node, found: &mut Vec<Violation>) {
 fn check_ledger(node: &Node, now: Timestamp, found: &mut Vec<Violation>) {
     let segments = &node.ledger.segments;
     let orphaned = node.ending == Some(spotq_model::EndWhy::Orphan);
-    let joined = segments.windows(2).all(|pair| {
-        pair[0].end.is_some_and(|end| end == pair[1].start || (orphaned && end < pair[1].start))
-    });
-    let amounts = segments.iter().all(|s| s.end.is_none_or(|end| s.amount == s.quote.price.cost(end.since(s.start))));
+    let joined = segments
+        .windows(2)
+        .all(|pair| pair[0].end.is_some_and(|end| end == pair[1].start || (orphaned && end < pair[1].start)));
+    let amounts =
+        segments.iter().all(|s| s.end.is_none_or(|end| s.amount == s.quote.price.cost(end.since(s.start))));
     let forward = segments.iter().all(|s| s.end.is_none_or(|end| s.start < end) && s.start <= now);
     let open_iff_alive = segments.last().is_some_and(|s| s.end.is_none())
         == (node.launched_at.is_some() && node.state != NodeState::Gone);
     let open_iff_alive = open_iff_alive || segments.is_empty();
     if !(joined && amounts && forward && open_iff_alive) {
-        found.push(Violation { id: "INV-09", text: format!("the ledger of node {} does not add up", node.id) });
+        found.push(Violation {
+            id: "INV-09",
+            text: format!("the ledger of node {} does not add up", node.id),
+        });
     }
 }
 

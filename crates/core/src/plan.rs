@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use spotq_model::{
-    EffectKey, Fact, Generation, JobSpec, NodeId, Offer, Pool, Quote, RefusalKind, Shape, Span, TaskId, Timestamp,
-    UsdPerHour, WaitReason,
+    EffectKey, Fact, Generation, JobSpec, NodeId, Offer, Pool, Quote, RefusalKind, Shape, Span, TaskId,
+    Timestamp, UsdPerHour, WaitReason,
 };
 use spotq_policy::{Score, WhyNot, score};
 
@@ -71,12 +71,20 @@ pub struct Plan {
 }
 
 /// One placement.
+#[expect(clippy::large_enum_variant, reason = "a plan lives for a moment; most moves are launches")]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Move {
     /// Onto a node that we pay for already.
     Use { task: TaskId, generation: Generation, node: NodeId },
     /// Onto a new node.
-    Launch { task: TaskId, generation: Generation, node: NodeId, key: EffectKey, offer: Offer, expires_at: Timestamp },
+    Launch {
+        task: TaskId,
+        generation: Generation,
+        node: NodeId,
+        key: EffectKey,
+        offer: Offer,
+        expires_at: Timestamp,
+    },
 }
 
 impl Move {
@@ -115,7 +123,12 @@ pub fn plan_input<'a>(c: &Cluster, p: &Policies, now: Timestamp, offers: &'a [Of
         .live_nodes()
         .filter(|n| n.holder.is_none() && n.state == NodeState::Ready && n.notice.is_none())
         .filter(|n| n.drill.as_ref().is_none_or(|drill| drill.done) && now + p.node_ttl_margin < n.expires_at)
-        .map(|n| FreeNode { node: n.id, pool: n.pool.clone(), shape: n.shape.clone(), quote: n.quote.clone() });
+        .map(|n| FreeNode {
+            node: n.id,
+            pool: n.pool.clone(),
+            shape: n.shape.clone(),
+            quote: n.quote.clone(),
+        });
     PlanInput {
         now,
         waiting: waiting.take(p.plan_width as usize).collect(),
@@ -156,7 +169,14 @@ pub fn plan(input: &PlanInput<'_>, p: &Policies) -> Plan {
                 live += 1;
                 let key = launch_key(p, waiting, node);
                 let expires_at = input.now + p.node_ttl;
-                plan.moves.push(Move::Launch { task, generation, node, key, offer: offer.clone(), expires_at });
+                plan.moves.push(Move::Launch {
+                    task,
+                    generation,
+                    node,
+                    key,
+                    offer: offer.clone(),
+                    expires_at,
+                });
             }
             Err(wait) => {
                 plan.report.insert(task, wait);
@@ -175,7 +195,9 @@ pub(crate) fn lint_and_place(input: &PlanInput<'_>, p: &Policies) -> Vec<Fact> {
     let mut facts = Vec::new();
     for step in plan.moves {
         match step {
-            Move::Use { task, generation, node } => facts.push(Fact::AttemptPlaced { task, generation, node }),
+            Move::Use { task, generation, node } => {
+                facts.push(Fact::AttemptPlaced { task, generation, node })
+            }
             Move::Launch { task, generation, node, key, offer, expires_at } => {
                 let Offer { pool, shape, quote, .. } = offer;
                 facts.push(Fact::NodeRequested { node, key, pool, shape, quote, expires_at });
@@ -257,11 +279,9 @@ pub(crate) fn verdict(
     let score = score(spec, offer, p.restart_overhead)?;
     let cooling = input.cool_downs.iter().filter(|cool| cool.scope.covers(&offer.pool));
     match cooling.max_by_key(|cool| cool.until) {
-        Some(cool) => Err(WhyNot::CoolingDown {
-            kind: cool.kind,
-            until: cool.until,
-            message: cool.message.clone(),
-        }),
+        Some(cool) => {
+            Err(WhyNot::CoolingDown { kind: cool.kind, until: cool.until, message: cool.message.clone() })
+        }
         None => Ok(score),
     }
 }

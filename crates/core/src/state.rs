@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use spotq_model::{
-    AttemptEnd, Checkpoint, EffectKey, EndWhy, Exit, Generation, GoneCause, HoldReason, InstanceId, JobId, JobSpec,
-    NodeId, Outcome, Pool, Progress, Quote, RefusalKind, Scope, Shape, Span, StopWhy, TaskId, Timestamp, Usd, Version,
-    WaitReason,
+    AttemptEnd, Checkpoint, EffectKey, EndWhy, Exit, Generation, GoneCause, HoldReason, InstanceId, JobId,
+    JobSpec, NodeId, Outcome, Pool, Progress, Quote, RefusalKind, Scope, Shape, Span, StopWhy, TaskId,
+    Timestamp, Usd, Version, WaitReason,
 };
 
 use crate::ledger::{Ledger, Segment};
@@ -80,17 +80,36 @@ pub struct Task {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "phase")]
 pub enum Phase {
-    Held { reason: HoldReason },
-    Pending { reason: WaitReason, next_try: Timestamp },
+    Held {
+        reason: HoldReason,
+    },
+    Pending {
+        reason: WaitReason,
+        next_try: Timestamp,
+    },
     /// A node is on its way, or has come and is being told.
-    Provisioning { node: NodeId },
-    Restoring { node: NodeId },
-    Running { node: NodeId },
+    Provisioning {
+        node: NodeId,
+    },
+    Restoring {
+        node: NodeId,
+    },
+    Running {
+        node: NodeId,
+    },
     /// The node goes away at the deadline, or we asked for a stop by then.
-    Draining { node: NodeId, deadline: Timestamp },
+    Draining {
+        node: NodeId,
+        deadline: Timestamp,
+    },
     /// The command is over with a bad exit; until `until` we see whether its node was lost.
-    Completing { node: NodeId, until: Timestamp },
-    Done { outcome: Outcome },
+    Completing {
+        node: NodeId,
+        until: Timestamp,
+    },
+    Done {
+        outcome: Outcome,
+    },
 }
 
 impl Phase {
@@ -312,7 +331,8 @@ impl Task {
     /// Running time over all attempts, as `time_limit` counts it.
     #[must_use]
     pub fn running_time(&self, now: Timestamp) -> Span {
-        let current = self.under_way().and_then(|a| a.started_at).map_or(Span::ZERO, |start| now.since(start));
+        let current =
+            self.under_way().and_then(|a| a.started_at).map_or(Span::ZERO, |start| now.since(start));
         self.ran + current
     }
 

@@ -1,9 +1,10 @@
 //! How an attempt's end is classified, and what follows from it for the task.
+#![expect(clippy::unwrap_used, reason = "a test, helpers included, ends at the first surprise")]
 
 use spotq_core::{Attempt, Cluster, Loss, Phase, Policies, Stop, apply, classify, decide};
 use spotq_model::{
-    AttemptEnd, EffectKey, Event, Exit, Fact, Generation, GoneCause, Input, InstanceId, JobId, JobSpec, NodeId, Offer, Outcome,
-    Report, Retry, Span, StopWhy, TaskId, Timestamp, WaitReason,
+    AttemptEnd, EffectKey, Event, Exit, Fact, Generation, GoneCause, Input, InstanceId, JobId, JobSpec,
+    NodeId, Offer, Outcome, Report, Retry, Span, StopWhy, TaskId, Timestamp, WaitReason,
 };
 use spotq_testkit::{job, offer};
 
@@ -25,11 +26,17 @@ fn the_first_question_that_applies_decides() {
     for (why, end) in stops {
         let told = attempt(Some(why), true);
         for loss in [Loss::None, Loss::Preempted, lost()] {
-            assert_eq!(classify(&told, Some(&everything_wrong), &loss), end, "{why:?} before a notice and {loss:?}");
+            assert_eq!(
+                classify(&told, Some(&everything_wrong), &loss),
+                end,
+                "{why:?} before a notice and {loss:?}"
+            );
             assert_eq!(classify(&told, None, &loss), end, "{why:?} before a notice and {loss:?}");
         }
     }
-    for (noticed, loss) in [(true, Loss::None), (true, lost()), (true, Loss::Preempted), (false, Loss::Preempted)] {
+    for (noticed, loss) in
+        [(true, Loss::None), (true, lost()), (true, Loss::Preempted), (false, Loss::Preempted)]
+    {
         let end = classify(&attempt(None, noticed), Some(&everything_wrong), &loss);
         assert_eq!(end, AttemptEnd::Preempted { noticed }, "the market before memory: {noticed} {loss:?}");
     }
@@ -85,7 +92,11 @@ fn a_bad_exit_whose_node_goes_within_the_settle_time_is_a_preemption() {
     world.report(Report::Finished { exit: exit(1) });
     assert!(matches!(world.phase(), Phase::Completing { .. }), "{:?}", world.phase());
     world.later(Span::secs(1));
-    world.input(Input::InstanceGone { instance: InstanceId("i".into()), cause: GoneCause::Preempted, at: world.at });
+    world.input(Input::InstanceGone {
+        instance: InstanceId("i".into()),
+        cause: GoneCause::Preempted,
+        at: world.at,
+    });
     assert!(matches!(world.phase(), Phase::Pending { .. }), "{:?}", world.phase());
     let task = world.c.task(TASK).unwrap();
     assert_eq!(task.attempts[0].end, Some(AttemptEnd::Preempted { noticed: false }));
@@ -115,7 +126,11 @@ fn failures_pause_longer_each_time_and_only_listed_codes_are_tried_again() {
         world.run_again(Generation(u64::from(failures) + 1));
     }
     world.fail(3);
-    assert_eq!(*world.phase(), Phase::Done { outcome: Outcome::Failed { exit_code: 3 } }, "the third is too many");
+    assert_eq!(
+        *world.phase(),
+        Phase::Done { outcome: Outcome::Failed { exit_code: 3 } },
+        "the third is too many"
+    );
     let mut world = Running::start(JobSpec { retry, ..job("train") });
     world.fail(4);
     assert_eq!(*world.phase(), Phase::Done { outcome: Outcome::Failed { exit_code: 4 } }, "not in the list");
@@ -147,7 +162,11 @@ fn losses_without_progress_end_and_a_refused_launch_is_no_loss() {
     world.later(Policies::default().launch_timeout + Span(1));
     world.input(Input::Tick);
     assert!(world.c.nodes[&node].refused.is_some());
-    assert!(matches!(world.phase(), Phase::Pending { reason: WaitReason::Queued, .. }), "{:?}", world.phase());
+    assert!(
+        matches!(world.phase(), Phase::Pending { reason: WaitReason::Queued, .. }),
+        "{:?}",
+        world.phase()
+    );
     world.run_again(Generation(most + 2));
     world.input(Input::LeaseExpired { node: world.node });
     assert_eq!(*world.phase(), Phase::Done { outcome: Outcome::NodeFailure });
@@ -161,7 +180,9 @@ fn a_cancel_overrides_any_other_stop_and_nothing_overrides_a_cancel() {
     assert_eq!(world.stop(), Some(StopWhy::Cancel));
     world.input(Input::Requeue { job: JobId(1) });
     assert_eq!(world.stop(), Some(StopWhy::Cancel));
-    world.report(Report::Finished { exit: Exit { exit_code: None, signal: Some(15), signalled: true, ..exit(0) } });
+    world.report(Report::Finished {
+        exit: Exit { exit_code: None, signal: Some(15), signalled: true, ..exit(0) },
+    });
     assert_eq!(*world.phase(), Phase::Done { outcome: Outcome::Cancelled });
 }
 

@@ -1,13 +1,16 @@
 //! Who is placed where, why the others wait, what the lint stops, and what people are told.
+#![expect(clippy::unwrap_used, reason = "a test, helpers included, ends at the first surprise")]
 
 use std::sync::Arc;
 
 use spotq_core::{
-    Cluster, FreeNode, Move, Plan, PlanInput, Policies, Severity, Waiting, apply, decide, explain, lint, plan, plan_input,
+    Cluster, FreeNode, Move, Plan, PlanInput, Policies, Severity, Waiting, apply, decide, explain, lint,
+    plan, plan_input,
 };
 use spotq_model::{
-    Choice, Cloud, EffectKey, Event, Fact, Generation, Input, JobId, JobSpec, Market, NodeId, Offer, PlacementPolicy, Pool,
-    Refusal, RefusalKind, Resources, Scope, Span, TaskId, Timestamp, UsdPerHour, WaitReason,
+    Choice, Cloud, EffectKey, Event, Fact, Generation, Input, JobId, JobSpec, Market, NodeId, Offer,
+    PlacementPolicy, Pool, Refusal, RefusalKind, Resources, Scope, Span, TaskId, Timestamp, UsdPerHour,
+    WaitReason,
 };
 use spotq_policy::WhyNot;
 use spotq_testkit::{job, offer};
@@ -53,7 +56,11 @@ fn spot_only_waits_and_on_demand_never_takes_spot() {
 fn a_node_above_the_hourly_limit_is_not_taken() {
     let mut capped = job("a");
     capped.resources.max_hourly = Some("0.30".parse().unwrap());
-    assert_eq!(chosen(std::slice::from_ref(&capped), &[at(SPOT, "0.30")]), [SPOT], "the limit itself is within");
+    assert_eq!(
+        chosen(std::slice::from_ref(&capped), &[at(SPOT, "0.30")]),
+        [SPOT],
+        "the limit itself is within"
+    );
     let (reason, _) = waits(&capped, &[at(SPOT, "0.35"), at(OTHER_SPOT, "0.32")]);
     assert_eq!(reason, WaitReason::TooExpensive { cheapest: "0.32".parse().unwrap() });
 }
@@ -73,8 +80,13 @@ fn a_cool_down_holds_for_its_scope_and_until_its_end() {
     for scope in scopes {
         let mut c = waiting(&[job("a")]);
         let until = NOW + Span::secs(60);
-        fact(&mut c, Fact::PoolCooled { scope, kind: RefusalKind::QuotaExceeded, until, message: "no".into() });
-        let plan_at = |now, offers: &[Offer]| plan(&plan_input(&c, &Policies::default(), now, offers), &Policies::default());
+        fact(
+            &mut c,
+            Fact::PoolCooled { scope, kind: RefusalKind::QuotaExceeded, until, message: "no".into() },
+        );
+        let plan_at = |now, offers: &[Offer]| {
+            plan(&plan_input(&c, &Policies::default(), now, offers), &Policies::default())
+        };
         assert_eq!(pools(&plan_at(NOW, &spot_alone)), [OTHER_SPOT], "another cloud is free");
         let only = &spot_alone[..1];
         let rests = WaitReason::CoolingDown { pools: 1, last: RefusalKind::QuotaExceeded };
@@ -116,7 +128,11 @@ fn a_free_node_that_fits_is_used_before_a_new_one_is_asked_for() {
     input.free_nodes.truncate(1);
     input.waiting[0].spec = Arc::new(JobSpec { policy: PlacementPolicy::OnDemand, ..job("a") });
     let plan = spotq_core::plan(&input, &Policies::default());
-    assert_eq!(plan.moves.iter().map(Move::task).collect::<Vec<_>>(), [task(2)], "a node that does not fit is left");
+    assert_eq!(
+        plan.moves.iter().map(Move::task).collect::<Vec<_>>(),
+        [task(2)],
+        "a node that does not fit is left"
+    );
 }
 
 #[test]
@@ -152,7 +168,8 @@ fn higher_priority_comes_first_and_equal_ones_in_order() {
 
 #[test]
 fn every_waiting_task_is_placed_or_has_exactly_one_reason() {
-    let impossible = JobSpec { resources: Resources { any_of: vec![gpu("H100", 8)], max_hourly: None }, ..job("b") };
+    let impossible =
+        JobSpec { resources: Resources { any_of: vec![gpu("H100", 8)], max_hourly: None }, ..job("b") };
     let jobs = [job("a"), impossible, spot_only(), JobSpec { begin: Some(NOW + Span(1)), ..job("d") }];
     let markets = [vec![], vec![at(ON_DEMAND, "0.9")], vec![at(SPOT, "0.2")], vec![at(SPOT, "0")]];
     for market in markets {
@@ -212,14 +229,22 @@ fn lint_stops_each_kind_of_bad_plan() {
         change(&mut step);
         with(step)
     };
-    let reuse = |node, generation| with(Move::Use { task: task(1), generation: Generation(generation), node: NodeId(node) });
+    let reuse = |node, generation| {
+        with(Move::Use { task: task(1), generation: Generation(generation), node: NodeId(node) })
+    };
     assert_eq!(lint(&input, &reuse(4, 3)), [], "using the free node is fine");
     let mut both = waits.clone();
     both.moves.push(good[1].clone());
     let bad: Vec<(&str, Plan)> = vec![
         ("is placed twice", with(launch(2, 11, &offers[0]))),
         ("gets two tasks", with(launch(1, 10, &offers[0]))),
-        ("does not wait", Plan { moves: vec![good[0].clone(), good[1].clone(), launch(3, 11, &offers[0])], ..Plan::default() }),
+        (
+            "does not wait",
+            Plan {
+                moves: vec![good[0].clone(), good[1].clone(), launch(3, 11, &offers[0])],
+                ..Plan::default()
+            },
+        ),
         ("is placed and waits", both),
         ("has no reason to wait", Plan { moves: good[..1].to_vec(), ..Plan::default() }),
         ("gets an old generation 2", reuse(4, 2)),
@@ -231,7 +256,10 @@ fn lint_stops_each_kind_of_bad_plan() {
         ("born expired", change(|m| set(m, |l| *l.expires_at = NOW))),
         ("has no price", change(|m| set(m, |l| l.offer.quote.price = UsdPerHour::default()))),
         ("will not do for task 1", change(|m| set(m, |l| l.offer.quote.on_demand = l.offer.quote.price))),
-        ("will not do for task 2", Plan { moves: vec![good[0].clone(), launch(2, 10, &offers[1])], ..Plan::default() }),
+        (
+            "will not do for task 2",
+            Plan { moves: vec![good[0].clone(), launch(2, 10, &offers[1])], ..Plan::default() },
+        ),
     ];
     for (text, plan) in bad {
         let notes = lint(&input, &plan);
@@ -243,9 +271,16 @@ fn lint_stops_each_kind_of_bad_plan() {
     assert!(fatal(&input, &reuse(4, 3), "node 4 will not do for task 1"));
     let mut c = waiting(&[job("a")]);
     let (scope, until) = (Scope::Cloud { cloud: Cloud::Aws }, NOW + Span(1));
-    fact(&mut c, Fact::PoolCooled { scope, kind: RefusalKind::Throttled, until, message: "slow down".into() });
+    fact(
+        &mut c,
+        Fact::PoolCooled { scope, kind: RefusalKind::Throttled, until, message: "slow down".into() },
+    );
     let cooling = plan_input(&c, &Policies::default(), NOW, &offers);
-    assert!(fatal(&cooling, &Plan { moves: vec![launch(1, 9, &offers[0])], ..Plan::default() }, "refused lately"));
+    assert!(fatal(
+        &cooling,
+        &Plan { moves: vec![launch(1, 9, &offers[0])], ..Plan::default() },
+        "refused lately"
+    ));
 }
 
 #[test]
@@ -262,7 +297,9 @@ fn a_return_to_on_demand_is_a_warning_and_no_more() {
 fn what_waits_for_the_same_reason_is_not_news_again() {
     let mut c = waiting(&[spot_only()]);
     let offers = vec![at(ON_DEMAND, "0.9")];
-    let plan_now = |c: &Cluster, seconds| decide(c, &Policies::default(), NOW + Span::secs(seconds), &Input::Plan { offers: offers.clone() });
+    let plan_now = |c: &Cluster, seconds| {
+        decide(c, &Policies::default(), NOW + Span::secs(seconds), &Input::Plan { offers: offers.clone() })
+    };
     let first = plan_now(&c, 0);
     assert!(matches!(first[0].fact, Fact::TaskWaits { .. }), "{first:?}");
     first.iter().for_each(|event| apply(&mut c, event).unwrap());
@@ -288,12 +325,26 @@ fn explain_orders_the_pools_and_names_each_reason() {
         t4(SPOT, "0.31").build(),
     ];
     let (scope, until) = (Scope::Pool { pool: rests }, NOW + Span::secs(60));
-    fact(&mut c, Fact::PoolCooled { scope, kind: RefusalKind::InsufficientCapacity, until, message: "sold out".into() });
+    fact(
+        &mut c,
+        Fact::PoolCooled {
+            scope,
+            kind: RefusalKind::InsufficientCapacity,
+            until,
+            message: "sold out".into(),
+        },
+    );
     let told = explain(&c, &Policies::default(), NOW, &offers, task(1)).unwrap();
     let lines: Vec<String> = told
         .pools
         .iter()
-        .map(|line| format!("{}: {}", line.pool, line.verdict.as_ref().map_or_else(WhyNot::to_string, |_| "fits".into())))
+        .map(|line| {
+            format!(
+                "{}: {}",
+                line.pool,
+                line.verdict.as_ref().map_or_else(WhyNot::to_string, |_| "fits".into())
+            )
+        })
         .collect();
     assert_eq!(
         lines,
@@ -385,7 +436,10 @@ fn waiting(specs: &[JobSpec]) -> Cluster {
     let mut c = Cluster::default();
     for (spec, number) in specs.iter().zip(1..) {
         let (uuid, client_key) = (format!("feed{number:04}"), format!("key-{number}"));
-        fact(&mut c, Fact::JobSubmitted { job: JobId(number), uuid, client_key, spec: Box::new(spec.clone()) });
+        fact(
+            &mut c,
+            Fact::JobSubmitted { job: JobId(number), uuid, client_key, spec: Box::new(spec.clone()) },
+        );
     }
     c
 }

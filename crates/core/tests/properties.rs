@@ -1,4 +1,5 @@
 //! The invariants in a world of random faults, and that everything ends well once the faults stop.
+#![expect(clippy::unwrap_used, reason = "a test, helpers included, ends at the first surprise")]
 
 mod common;
 

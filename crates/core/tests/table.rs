@@ -1,13 +1,14 @@
 //! Every phase of a task against every fact and every input: what is legal, where it leads, and that the rest changes
 //! nothing. A new fact, input or phase does not compile before it has its row here.
+#![expect(clippy::unwrap_used, reason = "a test, helpers included, ends at the first surprise")]
 
 use std::collections::BTreeSet;
 
 use spotq_core::{Cluster, Phase, Policies, apply, decide, invariants};
 use spotq_model::{
-    AttemptEnd, Checkpoint, Cloud, EffectKey, EndWhy, Event, Exit, Fact, Generation, GoneCause, HoldReason, Input,
-    InstanceId, InstanceSeen, JobId, JobSpec, LaunchAnswer, NodeId, Offer, Outcome, Progress, Refusal, RefusalKind,
-    Report, Scope, Span, StopWhy, TaskId, Timestamp, WaitReason,
+    AttemptEnd, Checkpoint, Cloud, EffectKey, EndWhy, Event, Exit, Fact, Generation, GoneCause, HoldReason,
+    Input, InstanceId, InstanceSeen, JobId, JobSpec, LaunchAnswer, NodeId, Offer, Outcome, Progress, Refusal,
+    RefusalKind, Report, Scope, Span, StopWhy, TaskId, Timestamp, WaitReason,
 };
 use spotq_testkit::{job, offer};
 
@@ -131,7 +132,8 @@ fn what_is_decided_in_any_phase_is_legal_and_leaves_a_sound_state() {
         for (input, jump) in inputs.iter().flat_map(|input| jumps.map(|jump| (input, jump))) {
             let mut after = before.clone();
             for event in decide(&before, &policies, before.now + jump, input) {
-                apply(&mut after, &event).unwrap_or_else(|e| panic!("{e}\nat {at:?} after {jump}: {input:?}"));
+                apply(&mut after, &event)
+                    .unwrap_or_else(|e| panic!("{e}\nat {at:?} after {jump}: {input:?}"));
             }
             assert_eq!(invariants::check(&after), [], "at {at:?} after {jump}: {input:?}");
             if at == At::Done {
@@ -185,9 +187,16 @@ fn attempt_facts() -> Vec<Row> {
     };
     let place = |generation, node| Fact::AttemptPlaced { task, generation, node };
     let pending_only = [No, PROVISIONING, No, No, No, No, No, No, No, No];
-    let ended = |generation| Fact::AttemptEnded { task, generation, end: AttemptEnd::Requeued, exit: None, floor: None };
+    let ended = |generation| Fact::AttemptEnded {
+        task,
+        generation,
+        end: AttemptEnd::Requeued,
+        exit: None,
+        floor: None,
+    };
     let restored = Fact::AttemptRestored { task, generation, from: None, fell_back: 1 };
-    let progressed = Fact::AttemptProgressed { task, generation, progress: Progress { step: 3, total: None } };
+    let progressed =
+        Fact::AttemptProgressed { task, generation, progress: Progress { step: 3, total: None } };
     let committed =
         |generation| Fact::CheckpointCommitted { task, generation, checkpoint: checkpoint(7, generation) };
     let stop = Fact::StopAsked { task, generation, why: StopWhy::Requeue, deadline: LATER };
@@ -217,7 +226,8 @@ fn node_facts() -> Vec<Row> {
     let Offer { pool, shape, quote, .. } = offer(POOL, "0.5").build();
     let launched =
         |node| Fact::NodeLaunched { node, instance: InstanceId("i-new".into()), quote: quote.clone() };
-    let refused = |node| Fact::NodeRefused { node, kind: RefusalKind::InsufficientCapacity, message: "no".into() };
+    let refused =
+        |node| Fact::NodeRefused { node, kind: RefusalKind::InsufficientCapacity, message: "no".into() };
     let noticed =
         |node| Fact::NodeNoticed { node, deadline: NOTICE_DEADLINE + Span::secs(1), source: "imds".into() };
     let ending = |node| Fact::NodeEnding { node, why: EndWhy::Idle };
@@ -418,12 +428,12 @@ fn list_inputs(c: &Cluster) -> Vec<Input> {
         node: None,
         ..honest[0].clone()
     };
-    let twins = honest.iter().map(|seen| InstanceSeen {
-        instance: InstanceId(format!("{}-twin", seen.instance)),
-        ..seen.clone()
-    });
+    let twins = honest
+        .iter()
+        .map(|seen| InstanceSeen { instance: InstanceId(format!("{}-twin", seen.instance)), ..seen.clone() });
     let twins: Vec<InstanceSeen> = twins.collect();
-    let strange = [honest.clone(), vec![stranger.clone(), stranger], twins.clone(), twins, honest.clone()].concat();
+    let strange =
+        [honest.clone(), vec![stranger.clone(), stranger], twins.clone(), twins, honest.clone()].concat();
     let mut inputs = Vec::new();
     for asked_at in [Timestamp(0), c.now, c.now + Span::secs(3600)] {
         for instances in [Vec::new(), honest.clone(), at_an_end.clone(), strange.clone()] {

@@ -1,14 +1,15 @@
 //! Histories made by hand, with the figures that a person gets with pencil and paper, to the nano-dollar.
 //!
 //! Spot costs $3.60 an hour and on demand $10.80, so that a second costs 1 and 3 thousandths of a dollar.
+#![expect(clippy::unwrap_used, reason = "a test, helpers included, ends at the first surprise")]
 
 use std::collections::BTreeMap;
 
 use spotq_core::{Cluster, apply, invariants};
 use spotq_finops::{Cause, JobCost, job_cost, job_report};
 use spotq_model::{
-    AttemptEnd, Checkpoint, EffectKey, Event, Exit, Fact, Generation, GoneCause, InstanceId, JobId, NodeId, Offer, Outcome,
-    Progress, RefusalKind, Span, TaskId, Timestamp, Usd, UsdPerHour, WaitReason,
+    AttemptEnd, Checkpoint, EffectKey, Event, Exit, Fact, Generation, GoneCause, InstanceId, JobId, NodeId,
+    Offer, Outcome, Progress, RefusalKind, Span, TaskId, Timestamp, Usd, UsdPerHour, WaitReason,
 };
 use spotq_testkit::{job, offer};
 
@@ -28,7 +29,10 @@ fn a_job_that_completes_without_preemption() {
     assert_eq!(cost.billed, Usd(192 * SECOND));
     assert_eq!(cost.billed_time, Span::secs(192));
     assert_eq!((cost.useful_time, cost.on_demand_useful), (Span::secs(100), Usd(300 * SECOND)));
-    assert_eq!(waste(&cost), [(Cause::Boot, 20), (Cause::Restore, 10), (Cause::Drain, 2), (Cause::Idle, 60)].into());
+    assert_eq!(
+        waste(&cost),
+        [(Cause::Boot, 20), (Cause::Restore, 10), (Cause::Drain, 2), (Cause::Idle, 60)].into()
+    );
     assert_eq!(cost.wasted, Usd(92 * SECOND));
     assert_eq!(cost.saved_net(), Usd(108 * SECOND), "300 on demand, 192 paid");
     assert_eq!(cost.saved_gross(), Usd(384 * SECOND), "the same 192 seconds, at a third of the price");
@@ -51,7 +55,13 @@ fn a_notice_that_leaves_time_to_save_wastes_only_what_came_after_the_save() {
     let cost = h.cost(FIRST, 500);
     assert_eq!(cost.billed, Usd((130 + 125) * SECOND));
     assert_eq!(cost.useful_time, Span::secs(98 + 100));
-    let causes = [(Cause::Boot, 10 + 15), (Cause::Restore, 20), (Cause::Redone, 3), (Cause::Drain, 1), (Cause::Idle, 8)];
+    let causes = [
+        (Cause::Boot, 10 + 15),
+        (Cause::Restore, 20),
+        (Cause::Redone, 3),
+        (Cause::Drain, 1),
+        (Cause::Idle, 8),
+    ];
     assert_eq!(waste(&cost), causes.into());
     let report = job_report(&h.c, FIRST, seconds(500)).unwrap();
     assert_eq!((report.attempts, report.preemptions, report.preemptions_without_notice), (2, 1, 0));
@@ -67,7 +77,11 @@ fn a_node_lost_without_notice_wastes_the_work_since_the_last_checkpoint() {
     h.end(FIRST, 2, 173, AttemptEnd::Completed, Some(exit(173)));
     h.gone(2, 173, 173, GoneCause::Terminated);
     let cost = h.cost(FIRST, 500);
-    assert_eq!(cost.billed, Usd((100 + 70) * SECOND), "the cloud says that the first node ended at 100, not at 103");
+    assert_eq!(
+        cost.billed,
+        Usd((100 + 70) * SECOND),
+        "the cloud says that the first node ended at 100, not at 103"
+    );
     assert_eq!(cost.useful_time, Span::secs(30 + 50));
     assert_eq!(waste(&cost), [(Cause::Boot, 20), (Cause::Restore, 20), (Cause::Redone, 50)].into());
     let report = job_report(&h.c, FIRST, seconds(500)).unwrap();
@@ -92,7 +106,13 @@ fn a_fall_back_makes_the_work_of_earlier_attempts_redone() {
     h.commit(FIRST, 91, checkpoint(2, 1, 90, 70));
     h.end(FIRST, 1, 100, AttemptEnd::Preempted { noticed: false }, None);
     h.gone(1, 100, 100, GoneCause::Preempted);
-    h.run(FIRST, 2, 2, Times { placed: 100, launched: 100, accepted: 110, started: 120 }, Some(checkpoint(2, 1, 90, 70)));
+    h.run(
+        FIRST,
+        2,
+        2,
+        Times { placed: 100, launched: 100, accepted: 110, started: 120 },
+        Some(checkpoint(2, 1, 90, 70)),
+    );
     h.commit(FIRST, 161, checkpoint(3, 2, 160, 110));
     let kept = h.cost(FIRST, 161);
     assert_eq!(kept.useful_time, Span::secs(70 + 41), "20 to 90, and what runs now");
@@ -194,7 +214,14 @@ fn a_refused_launch_costs_nothing_and_is_no_attempt() {
     let mut h = History::new();
     h.place(FIRST, 1, 1, 0, -1);
     h.end(FIRST, 1, 5, AttemptEnd::Requeued, None);
-    h.at(5, Fact::NodeRefused { node: NodeId(1), kind: RefusalKind::InsufficientCapacity, message: "none".into() });
+    h.at(
+        5,
+        Fact::NodeRefused {
+            node: NodeId(1),
+            kind: RefusalKind::InsufficientCapacity,
+            message: "none".into(),
+        },
+    );
     h.at(5, Fact::TaskWaits { task: FIRST, reason: WaitReason::Queued, next_try: seconds(5) });
     let report = job_report(&h.c, FIRST, seconds(500)).unwrap();
     assert_eq!((report.attempts, report.preemptions, report.steps_repeated), (0, 0, 0));
@@ -247,7 +274,10 @@ impl History {
         let Offer { pool, shape, mut quote, .. } = offer("aws/us-east-1/us-east-1a/t4/spot", "3.60").build();
         quote.price = self.price;
         let (node, key) = (NodeId(node), EffectKey(format!("k{node}")));
-        self.at(placed, Fact::NodeRequested { node, key, pool, shape, quote: quote.clone(), expires_at: seconds(9999) });
+        self.at(
+            placed,
+            Fact::NodeRequested { node, key, pool, shape, quote: quote.clone(), expires_at: seconds(9999) },
+        );
         self.at(placed, Fact::AttemptPlaced { task, generation: Generation(generation), node });
         if let Ok(launched) = u64::try_from(launched) {
             self.at(launched, Fact::NodeLaunched { node, instance: InstanceId(format!("i{node}")), quote });
@@ -260,7 +290,14 @@ impl History {
         self.start(task, generation, times.accepted, times.started, from);
     }
 
-    fn start(&mut self, task: TaskId, generation: u64, accepted: u64, started: u64, from: Option<Checkpoint>) {
+    fn start(
+        &mut self,
+        task: TaskId,
+        generation: u64,
+        accepted: u64,
+        started: u64,
+        from: Option<Checkpoint>,
+    ) {
         let (generation, fell_back) = (Generation(generation), std::mem::take(&mut self.fell_back));
         self.at(accepted, Fact::AttemptAccepted { task, generation });
         self.at(started, Fact::AttemptRestored { task, generation, from, fell_back });

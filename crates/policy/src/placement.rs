@@ -3,30 +3,57 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use spotq_model::{Choice, JobSpec, Market, Offer, PlacementPolicy, Pool, RefusalKind, Span, Timestamp, UsdPerHour};
+use spotq_model::{
+    Choice, JobSpec, Market, Offer, PlacementPolicy, Pool, RefusalKind, Span, Timestamp, UsdPerHour,
+};
 
 /// Why a pool is not used for a task.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "why_not")]
 pub enum WhyNot {
-    OtherAccelerator { wanted: String },
-    TooFewAccelerators { wanted: u32, has: u32 },
-    TooFewCpus { wanted: u32, has: u32 },
-    TooLittleMemory { wanted_gib: u32, has_gib: u32 },
-    OtherPlace { wanted: String },
-    OtherInstanceType { wanted: String },
-    MarketByPolicy { policy: String },
-    TooExpensive { limit: UsdPerHour },
+    OtherAccelerator {
+        wanted: String,
+    },
+    TooFewAccelerators {
+        wanted: u32,
+        has: u32,
+    },
+    TooFewCpus {
+        wanted: u32,
+        has: u32,
+    },
+    TooLittleMemory {
+        wanted_gib: u32,
+        has_gib: u32,
+    },
+    OtherPlace {
+        wanted: String,
+    },
+    OtherInstanceType {
+        wanted: String,
+    },
+    MarketByPolicy {
+        policy: String,
+    },
+    TooExpensive {
+        limit: UsdPerHour,
+    },
     /// Spot that costs at least on-demand is refused.
     SpotNotWorthIt,
-    CoolingDown { kind: RefusalKind, until: Timestamp, message: String },
+    CoolingDown {
+        kind: RefusalKind,
+        until: Timestamp,
+        message: String,
+    },
 }
 
 impl fmt::Display for WhyNot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             WhyNot::OtherAccelerator { wanted } => write!(f, "has no {wanted}"),
-            WhyNot::TooFewAccelerators { wanted, has } => write!(f, "has {has} accelerators, {wanted} wanted"),
+            WhyNot::TooFewAccelerators { wanted, has } => {
+                write!(f, "has {has} accelerators, {wanted} wanted")
+            }
             WhyNot::TooFewCpus { wanted, has } => write!(f, "has {has} CPUs, {wanted} wanted"),
             WhyNot::TooLittleMemory { wanted_gib, has_gib } => {
                 write!(f, "has {has_gib} GiB of memory, {wanted_gib} wanted")

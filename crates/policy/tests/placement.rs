@@ -47,7 +47,11 @@ fn any_of_the_choices_will_do_and_the_closest_refusal_is_told() {
     let other = Choice { accelerator: Some("H100".into()), accelerator_count: 8, ..Choice::default() };
     assert_eq!(eligible(&wanting(vec![other.clone(), Choice::default()]), &node), Ok(()));
     let why = eligible(&wanting(vec![too_big, other]), &node);
-    assert_eq!(why, Err(WhyNot::TooFewCpus { wanted: 64, has: 4 }), "it came further than the other accelerator");
+    assert_eq!(
+        why,
+        Err(WhyNot::TooFewCpus { wanted: 64, has: 4 }),
+        "it came further than the other accelerator"
+    );
     assert_eq!(eligible(&wanting(Vec::new()), &node), Ok(()), "no wish is any node");
 }
 
@@ -75,7 +79,11 @@ fn the_market_follows_the_policy() {
 fn spot_is_worth_it_only_below_on_demand_and_the_limit_includes_itself() {
     for (price, ok) in [("0.8999", true), ("0.90", false), ("1.20", false)] {
         let node = offer(SPOT, price).on_demand("0.90").build();
-        assert_eq!(eligible(&job("train"), &node), if ok { Ok(()) } else { Err(WhyNot::SpotNotWorthIt) }, "{price}");
+        assert_eq!(
+            eligible(&job("train"), &node),
+            if ok { Ok(()) } else { Err(WhyNot::SpotNotWorthIt) },
+            "{price}"
+        );
     }
     let mut capped = job("train");
     let limit = "0.30".parse().unwrap();

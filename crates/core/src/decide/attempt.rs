@@ -1,8 +1,8 @@
 //! What workers report about attempts, and what an attempt's end means for its task.
 
 use spotq_model::{
-    AttemptEnd, Checkpoint, EndWhy, Exit, Fact, Generation, Market, NodeId, Outcome, Progress, RefusalKind, Report, Scope,
-    Span, StopWhy, TaskId, Timestamp, WaitReason,
+    AttemptEnd, Checkpoint, EndWhy, Exit, Fact, Generation, Market, NodeId, Outcome, Progress, RefusalKind,
+    Report, Scope, Span, StopWhy, TaskId, Timestamp, WaitReason,
 };
 
 use super::Facts;
@@ -22,7 +22,9 @@ pub(super) fn reported(
     report: &Report,
 ) -> Facts {
     // A report of an older generation, or of another node, or about an attempt that has ended changes nothing (INV-02).
-    let Some(attempt) = c.attempt_under_way(task_id, generation).filter(|a| a.node == node) else { return Vec::new() };
+    let Some(attempt) = c.attempt_under_way(task_id, generation).filter(|a| a.node == node) else {
+        return Vec::new();
+    };
     let Some(task) = c.task(task_id) else { return Vec::new() };
     match report {
         Report::Accepted => match task.phase {
@@ -48,7 +50,9 @@ pub(super) fn reported(
         Report::Progressed { progress } => progressed(p, now, task, attempt, *progress),
         Report::Noticed { deadline, source } => noticed(c, node, *deadline, source),
         Report::NoticeWithdrawn => match c.nodes.get(&node) {
-            Some(n) if n.notice.is_some() && n.state <= NodeState::Ready => vec![Fact::NoticeWithdrawn { node }],
+            Some(n) if n.notice.is_some() && n.state <= NodeState::Ready => {
+                vec![Fact::NoticeWithdrawn { node }]
+            }
             Some(_) | None => Vec::new(),
         },
         Report::Committed { checkpoint } => committed(task, attempt, checkpoint),
@@ -105,7 +109,9 @@ fn progressed(p: &Policies, now: Timestamp, task: &Task, attempt: &Attempt, prog
     let due = match known {
         None => true,
         Some(known) if known == progress => false,
-        Some(_) => progress.total == Some(progress.step) || now.since(task_progress_at(task)) >= p.progress_every,
+        Some(_) => {
+            progress.total == Some(progress.step) || now.since(task_progress_at(task)) >= p.progress_every
+        }
     };
     let running = attempt.accepted_at.is_some() && attempt.held_exit.is_none();
     if due && running {
@@ -234,13 +240,17 @@ fn after(c: &Cluster, p: &Policies, now: Timestamp, task: &Task, end: &AttemptEn
         AttemptEnd::Timeout => Next::Done(Outcome::Timeout),
         AttemptEnd::BudgetExhausted => Next::Done(Outcome::BudgetExhausted),
         AttemptEnd::OutOfMemory => Next::Done(Outcome::OutOfMemory),
-        AttemptEnd::LaunchFailed { message } => Next::Done(Outcome::LaunchFailure { message: message.clone() }),
+        AttemptEnd::LaunchFailed { message } => {
+            Next::Done(Outcome::LaunchFailure { message: message.clone() })
+        }
         AttemptEnd::Requeued => Next::Wait(WaitReason::Queued, now),
         AttemptEnd::Preempted { .. } => match retry.preemptions {
             Some(limit) if task.preemptions >= limit => Next::Done(Outcome::PreemptionBudgetSpent),
             Some(_) | None => Next::Wait(WaitReason::Queued, now),
         },
-        AttemptEnd::NodeLost { .. } if task.fruitless >= p.fruitless_losses_max => Next::Done(Outcome::NodeFailure),
+        AttemptEnd::NodeLost { .. } if task.fruitless >= p.fruitless_losses_max => {
+            Next::Done(Outcome::NodeFailure)
+        }
         // The first loss is tried again at once; more of them without progress wait longer and longer.
         AttemptEnd::NodeLost { .. } if task.fruitless == 0 => Next::Wait(WaitReason::Queued, now),
         AttemptEnd::NodeLost { .. } => back_off(p, now, task.fruitless),

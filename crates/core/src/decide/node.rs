@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use spotq_model::{
-    AttemptEnd, EndWhy, Fact, Generation, GoneCause, InstanceId, InstanceSeen, LaunchAnswer, NodeId, Offer, Pool, Refusal,
-    RefusalKind, Scope, Span, TaskId, Timestamp, WaitReason,
+    AttemptEnd, EndWhy, Fact, Generation, GoneCause, InstanceId, InstanceSeen, LaunchAnswer, NodeId, Offer,
+    Pool, Refusal, RefusalKind, Scope, Span, TaskId, Timestamp, WaitReason,
 };
 
 use super::Facts;
@@ -53,7 +53,8 @@ pub(super) fn refused(c: &Cluster, now: Timestamp, node: &Node, refusal: &Refusa
 fn longer_each_time(c: &Cluster, now: Timestamp, refusal: &Refusal) -> Span {
     let lately = c.cool_downs.iter().find(|known| known.scope == refusal.scope);
     // A refusal long after the last one starts from the beginning.
-    let strikes = lately.filter(|known| now.since(known.until) < refusal.cool_down).map_or(0, |known| known.strikes);
+    let strikes =
+        lately.filter(|known| now.since(known.until) < refusal.cool_down).map_or(0, |known| known.strikes);
     Span(refusal.cool_down.0.saturating_mul(1 << strikes.min(COOL_DOWN_DOUBLINGS_MAX)))
 }
 
@@ -75,7 +76,14 @@ pub(super) fn instance_gone(
     c.node_of_instance(instance).map(|node| gone(c, p, now, node, cause, ended_at)).unwrap_or_default()
 }
 
-fn gone(c: &Cluster, p: &Policies, now: Timestamp, node: &Node, cause: GoneCause, ended_at: Timestamp) -> Facts {
+fn gone(
+    c: &Cluster,
+    p: &Policies,
+    now: Timestamp,
+    node: &Node,
+    cause: GoneCause,
+    ended_at: Timestamp,
+) -> Facts {
     let loss = match cause {
         GoneCause::Preempted => Loss::Preempted,
         GoneCause::Terminated => Loss::Lost { detail: "the node was ended".into() },
@@ -121,7 +129,9 @@ pub(super) fn worker_joined(
 }
 
 pub(super) fn lease_expired(c: &Cluster, p: &Policies, now: Timestamp, id: NodeId) -> Facts {
-    let Some(node) = c.nodes.get(&id).filter(|node| node.state == NodeState::Ready) else { return Vec::new() };
+    let Some(node) = c.nodes.get(&id).filter(|node| node.state == NodeState::Ready) else {
+        return Vec::new();
+    };
     let detail = format!("no sign of life from its worker for {}", p.lease_ttl);
     end_silent(c, p, now, node, detail)
 }
@@ -161,7 +171,8 @@ pub(super) fn instances(
     let seen: BTreeMap<&InstanceId, &InstanceSeen> = instances.iter().map(|i| (&i.instance, i)).collect();
     for instance in instances.iter().filter(|i| i.gone.is_none()) {
         if let Some(id) = orphans.number(instance) {
-            let (key, instance, pool) = (instance.key.clone(), instance.instance.clone(), instance.pool.clone());
+            let (key, instance, pool) =
+                (instance.key.clone(), instance.instance.clone(), instance.pool.clone());
             facts.push(Fact::NodeOrphaned { node: id, key, instance, pool });
         }
     }

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use spotq_model::{AttemptEnd, EndWhy, Fact, Refusal, RefusalKind, Scope, Span, StopWhy, TaskId, Timestamp, Usd};
+use spotq_model::{
+    AttemptEnd, EndWhy, Fact, Refusal, RefusalKind, Scope, Span, StopWhy, TaskId, Timestamp, Usd,
+};
 
 use super::Facts;
 use super::attempt::end_attempt;
@@ -40,7 +42,8 @@ fn node_due(c: &Cluster, p: &Policies, now: Timestamp, node: &Node) -> Facts {
             never_joined(c, p, now, node)
         }
         NodeState::Ready | NodeState::Booting => {
-            let idle = node.holder.is_none() && node.idle_since.is_some_and(|since| now.since(since) >= p.idle_ttl);
+            let idle =
+                node.holder.is_none() && node.idle_since.is_some_and(|since| now.since(since) >= p.idle_ttl);
             let overdue = node.notice.as_ref().is_some_and(|notice| now > notice.deadline + p.drain_grace);
             if idle {
                 vec![Fact::NodeEnding { node: node.id, why: EndWhy::Idle }]
@@ -68,11 +71,19 @@ fn task_due(c: &Cluster, p: &Policies, now: Timestamp, task: &Task) -> Facts {
             limit_reached(c, p, now, task, attempt).map(|why| stop(c, p, now, task, why)).unwrap_or_default()
         }
         Phase::Draining { .. } => overdue_stop(c, p, now, task, attempt),
-        Phase::Held { .. } | Phase::Pending { .. } | Phase::Completing { .. } | Phase::Done { .. } => Vec::new(),
+        Phase::Held { .. } | Phase::Pending { .. } | Phase::Completing { .. } | Phase::Done { .. } => {
+            Vec::new()
+        }
     }
 }
 
-fn limit_reached(c: &Cluster, p: &Policies, now: Timestamp, task: &Task, attempt: &Attempt) -> Option<StopWhy> {
+fn limit_reached(
+    c: &Cluster,
+    p: &Policies,
+    now: Timestamp,
+    task: &Task,
+    attempt: &Attempt,
+) -> Option<StopWhy> {
     let spec = c.spec(task.id)?;
     if spec.time_limit.is_some_and(|limit| task.running_time(now) >= limit) {
         return Some(StopWhy::TimeLimit);

@@ -50,7 +50,8 @@ impl Checked {
         let again = decide(&self.cluster.clone(), &self.policies, now, input);
         assert_eq!(events, again, "the same question had two answers: {input:?}");
         for event in &events {
-            apply(&mut self.cluster, event).unwrap_or_else(|e| panic!("{e}\nafter {input:?}\nwhich gave {events:#?}"));
+            apply(&mut self.cluster, event)
+                .unwrap_or_else(|e| panic!("{e}\nafter {input:?}\nwhich gave {events:#?}"));
             apply(&mut self.shadow, &through_json(event)).unwrap();
             self.watch(event);
             self.log.push(event.clone());
@@ -76,8 +77,10 @@ impl Checked {
         for (id, done) in &self.done {
             assert_eq!(self.cluster.task(*id), Some(done), "INV-11: a done task changed, {}", told());
         }
-        let keys: Vec<_> = due(&self.cluster, self.cluster.now).iter().map(spotq_model::Effect::key).collect();
-        let again: Vec<_> = due(&self.shadow, self.cluster.now).iter().map(spotq_model::Effect::key).collect();
+        let keys: Vec<_> =
+            due(&self.cluster, self.cluster.now).iter().map(spotq_model::Effect::key).collect();
+        let again: Vec<_> =
+            due(&self.shadow, self.cluster.now).iter().map(spotq_model::Effect::key).collect();
         assert_eq!(keys, again, "INV-04: the same state owes different effects, {}", told());
         let unique: std::collections::BTreeSet<_> = keys.iter().collect();
         assert_eq!(unique.len(), keys.len(), "INV-04: one key for two effects, {}", told());
@@ -95,7 +98,12 @@ impl Checked {
                 Phase::Pending { .. } => self.cluster.now.since(task.phase_since),
                 _ => Span::ZERO,
             };
-            assert_eq!(known + open, before + current, "INV-11: pending time of task {} has no reason", task.id);
+            assert_eq!(
+                known + open,
+                before + current,
+                "INV-11: pending time of task {} has no reason",
+                task.id
+            );
         }
     }
 
@@ -118,7 +126,10 @@ impl Checked {
             assert_eq!(cost.billed, self.cluster.spend(id, now), "INV-09: a bill and a spend of task {id}");
             let lines: Usd = cost.waste.iter().map(|line| line.amount).sum();
             assert_eq!(lines, cost.wasted, "INV-09: the causes of waste of task {id}");
-            assert!(cost.wasted >= Usd::ZERO && cost.wasted <= cost.billed, "INV-09: waste of task {id}: {cost:?}");
+            assert!(
+                cost.wasted >= Usd::ZERO && cost.wasted <= cost.billed,
+                "INV-09: waste of task {id}: {cost:?}"
+            );
             let wasted_time: Span = cost.waste.iter().map(|line| line.time).sum();
             assert_eq!(cost.useful_time + wasted_time, cost.billed_time, "INV-09: the time of task {id}");
             billed += cost.billed;
@@ -156,8 +167,12 @@ impl Checked {
     fn watch_task(&mut self, at: Timestamp, fact: &Fact) {
         let (id, waits) = match fact {
             Fact::JobSubmitted { job, .. } => (TaskId::only(*job), true),
-            Fact::TaskReleased { task } | Fact::TaskWaits { task, .. } | Fact::AttemptEnded { task, .. } => (*task, true),
-            Fact::TaskHeld { task, .. } | Fact::AttemptPlaced { task, .. } | Fact::TaskDone { task, .. } => (*task, false),
+            Fact::TaskReleased { task } | Fact::TaskWaits { task, .. } | Fact::AttemptEnded { task, .. } => {
+                (*task, true)
+            }
+            Fact::TaskHeld { task, .. } | Fact::AttemptPlaced { task, .. } | Fact::TaskDone { task, .. } => {
+                (*task, false)
+            }
             _ => return,
         };
         let (since, total) = self.waits.entry(id).or_default();
@@ -182,7 +197,8 @@ impl Checked {
             }
             Fact::AttemptStarted { task, .. } => {
                 let newest = self.committed.get(task).copied().flatten();
-                let resumed = self.cluster.task(*task).and_then(|t| t.under_way()?.resumed.as_ref()?.sequence.into());
+                let resumed =
+                    self.cluster.task(*task).and_then(|t| t.under_way()?.resumed.as_ref()?.sequence.into());
                 assert!(resumed >= newest, "INV-06: task {task} resumed at {resumed:?}, below {newest:?}");
             }
             _ => {}

@@ -4,8 +4,9 @@
 use proptest::prelude::*;
 use spotq_core::Task;
 use spotq_model::{
-    Checkpoint, Cloud as CloudName, EffectKey, Exit, Generation, GoneCause, Input, JobSpec, LaunchAnswer, Market,
-    PlacementPolicy, Progress, Quote, Refusal, RefusalKind, Report, Retry, Scope, Span, Timestamp, Usd,
+    Checkpoint, Cloud as CloudName, EffectKey, Exit, Generation, GoneCause, Input, JobSpec, LaunchAnswer,
+    Market, PlacementPolicy, Progress, Quote, Refusal, RefusalKind, Report, Retry, Scope, Span, Timestamp,
+    Usd,
 };
 use spotq_testkit::job;
 
@@ -15,19 +16,53 @@ use super::world::{FAILING, World, prices};
 /// One thing that happens.
 #[derive(Debug, Clone)]
 pub enum Step {
-    Submit { kind: u8, key: u8 },
-    User { what: User, job: u8 },
-    Answer { node: u8, how: Answer },
-    List { old: bool, lost: u8, stranger: bool, doubled: bool },
-    Gone { node: u8, cause: GoneCause, ago: u16 },
-    Join { node: u8, forgets: bool },
-    Lease { node: u8 },
-    Reported { task: u8, whose: Whose, what: What, n: u16 },
-    Prices { level: u16 },
+    Submit {
+        kind: u8,
+        key: u8,
+    },
+    User {
+        what: User,
+        job: u8,
+    },
+    Answer {
+        node: u8,
+        how: Answer,
+    },
+    List {
+        old: bool,
+        lost: u8,
+        stranger: bool,
+        doubled: bool,
+    },
+    Gone {
+        node: u8,
+        cause: GoneCause,
+        ago: u16,
+    },
+    Join {
+        node: u8,
+        forgets: bool,
+    },
+    Lease {
+        node: u8,
+    },
+    Reported {
+        task: u8,
+        whose: Whose,
+        what: What,
+        n: u16,
+    },
+    Prices {
+        level: u16,
+    },
     Plan,
     Tick,
-    Later { ms: u32 },
-    ClockBack { ms: u32 },
+    Later {
+        ms: u32,
+    },
+    ClockBack {
+        ms: u32,
+    },
     /// Everybody does for once what he should.
     Honest,
 }
@@ -46,7 +81,10 @@ pub enum Answer {
     Launched,
     /// The instance is made, and the answer comes twice, and then a refusal.
     Doubled,
-    Refused { kind: RefusalKind, scope: u8 },
+    Refused {
+        kind: RefusalKind,
+        scope: u8,
+    },
     /// The instance is made, but nobody is told.
     Lost,
 }
@@ -80,7 +118,8 @@ pub fn steps(most: usize) -> impl Strategy<Value = Vec<Step>> {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let user = prop::sample::select(vec![User::Cancel, User::Hold, User::Release, User::Requeue, User::Drill]);
+    let user =
+        prop::sample::select(vec![User::Cancel, User::Hold, User::Release, User::Requeue, User::Drill]);
     let cause = prop::sample::select(vec![
         GoneCause::Preempted,
         GoneCause::Terminated,
@@ -218,11 +257,13 @@ impl World {
         match how {
             Answer::Launched | Answer::Doubled => {
                 let instance = self.cloud.launch(&key, Some(node), &pool);
-                let answer = Input::LaunchAnswered { node, answer: LaunchAnswer::Launched { instance, quote } };
+                let answer =
+                    Input::LaunchAnswered { node, answer: LaunchAnswer::Launched { instance, quote } };
                 self.feed(&answer);
                 if matches!(how, Answer::Doubled) {
                     self.feed_in_vain(&answer, "INV-04: a launch was answered twice");
-                    let no = Input::LaunchAnswered { node, answer: refused(&pool, RefusalKind::Transient, 0) };
+                    let no =
+                        Input::LaunchAnswered { node, answer: refused(&pool, RefusalKind::Transient, 0) };
                     self.feed_in_vain(&no, "INV-04: a launch was refused after it was answered");
                 }
             }
@@ -267,7 +308,10 @@ impl World {
 
     fn reported(&mut self, task: u8, whose: Whose, what: What, n: u16) {
         let placed = self.core.cluster.jobs.values().flat_map(|job| job.tasks.values());
-        let Some(task) = pick(placed.filter(|task| !task.attempts.is_empty()).map(|task| task.id), task) else { return };
+        let Some(task) = pick(placed.filter(|task| !task.attempts.is_empty()).map(|task| task.id), task)
+        else {
+            return;
+        };
         let known: Task = self.core.cluster.task(task).unwrap().clone();
         let newest = known.last_attempt().unwrap();
         let (node, generation) = match whose {
@@ -280,7 +324,11 @@ impl World {
             Whose::OtherNode => (newest.node.next(), newest.generation),
         };
         let current = matches!(whose, Whose::Current) && newest.end.is_none();
-        let report = if current { self.say(&known, what, n) } else { Some(self.voice_from_the_past(generation, what, n)) };
+        let report = if current {
+            self.say(&known, what, n)
+        } else {
+            Some(self.voice_from_the_past(generation, what, n))
+        };
         let Some(report) = report else { return };
         let input = Input::Reported { node, task, generation, report };
         if current {
@@ -301,7 +349,8 @@ impl World {
         Some(match what {
             What::Restored if may_write && attempt.started_at.is_none() && attempt.held_exit.is_none() => {
                 // One in eight stores has damage.
-                let (from, fell_back) = store.restore(if n.is_multiple_of(8) { usize::from(n / 8 % 3) } else { 0 });
+                let (from, fell_back) =
+                    store.restore(if n.is_multiple_of(8) { usize::from(n / 8 % 3) } else { 0 });
                 Report::Restored { from, fell_back }
             }
             // A worker restores before it starts.
@@ -329,7 +378,9 @@ impl World {
             What::Accepted => Report::Accepted,
             What::Restored => Report::Restored { from: Some(self.fabricated(generation, n)), fell_back: 0 },
             What::Started => Report::Started,
-            What::Progressed => Report::Progressed { progress: Progress { step: u64::from(n), total: Some(500) } },
+            What::Progressed => {
+                Report::Progressed { progress: Progress { step: u64::from(n), total: Some(500) } }
+            }
             What::Noticed => {
                 let deadline = self.clock + Span(u64::from(n) * 2);
                 Report::Noticed { deadline, source: "imds".into() }

@@ -58,7 +58,11 @@ impl CheckpointStore {
 
 impl Workers {
     pub fn held(&self, node: NodeId) -> Vec<(TaskId, Generation)> {
-        self.grants.keys().filter(|(on, _, _)| *on == node).map(|(_, task, generation)| (*task, *generation)).collect()
+        self.grants
+            .keys()
+            .filter(|(on, _, _)| *on == node)
+            .map(|(_, task, generation)| (*task, *generation))
+            .collect()
     }
 
     /// A grant that is held already is accepted again and goes on where it was.
@@ -85,9 +89,10 @@ impl Workers {
                 (Some(Stage::Restored), Report::Restored { from, fell_back })
             }
             Stage::Restored => (Some(Stage::Working(0)), Report::Started),
-            Stage::Working(rounds) if *rounds < ROUNDS => {
-                (Some(Stage::Working(rounds + 1)), Report::Committed { checkpoint: store.commit(grant.2, now) })
-            }
+            Stage::Working(rounds) if *rounds < ROUNDS => (
+                Some(Stage::Working(rounds + 1)),
+                Report::Committed { checkpoint: store.commit(grant.2, now) },
+            ),
             Stage::Working(_) => (None, Report::Finished { exit: exited(exit_code, now) }),
             Stage::Stopping => (None, Report::Finished { exit: terminated(now) }),
         };

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use spotq_core::{NodeState, Phase, Policies, due, is_current};
 use spotq_model::{
-    Effect, Event, Fact, Generation, GoneCause, Input, InstanceId, InstanceSeen, LaunchAnswer, NodeId, Offer, Report,
-    Span, TaskId, Timestamp,
+    Effect, Event, Fact, Generation, GoneCause, Input, InstanceId, InstanceSeen, LaunchAnswer, NodeId, Offer,
+    Report, Span, TaskId, Timestamp,
 };
 use spotq_testkit::offer;
 
@@ -104,7 +104,10 @@ impl World {
             Effect::Launch { node, key, pool, .. } => {
                 let instance = self.cloud.launch(&key, Some(node), &pool);
                 let quote = self.core.cluster.nodes[&node].quote.clone();
-                self.feed(&Input::LaunchAnswered { node, answer: LaunchAnswer::Launched { instance, quote } });
+                self.feed(&Input::LaunchAnswered {
+                    node,
+                    answer: LaunchAnswer::Launched { instance, quote },
+                });
             }
             Effect::Terminate { instance, .. } => {
                 self.cloud.end(&instance, GoneCause::Terminated, self.clock);
@@ -168,7 +171,9 @@ impl World {
 
     /// On a notice: tell it, save, and stop.
     fn heed_notice(&mut self, node: NodeId, task: TaskId, generation: Generation) {
-        let Some(deadline) = self.instance(node).and_then(|instance| self.cloud.notice(&instance)) else { return };
+        let Some(deadline) = self.instance(node).and_then(|instance| self.cloud.notice(&instance)) else {
+            return;
+        };
         let report = |report| Input::Reported { node, task, generation, report };
         self.feed(&report(Report::Noticed { deadline, source: "imds".into() }));
         if matches!(self.workers.grants.get(&(node, task, generation)), Some(Stage::Working(_))) {
@@ -194,7 +199,8 @@ impl World {
         let c = &self.core.cluster;
         let tasks = c.jobs.values().flat_map(|job| job.tasks.values()).filter(|task| !task.is_done());
         let tasks: Vec<_> = tasks.map(|task| (task.id, &task.phase, task.last_attempt())).collect();
-        let nodes: Vec<_> = c.live_nodes().map(|node| (node.id, node.state, &node.holder, &node.instance)).collect();
+        let nodes: Vec<_> =
+            c.live_nodes().map(|node| (node.id, node.state, &node.holder, &node.instance)).collect();
         format!("{tasks:#?}\n{nodes:#?}")
     }
 
