@@ -196,7 +196,7 @@ pub(crate) fn lint_and_place(input: &PlanInput<'_>, p: &Policies) -> Vec<Fact> {
     for step in plan.moves {
         match step {
             Move::Use { task, generation, node } => {
-                facts.push(Fact::AttemptPlaced { task, generation, node })
+                facts.push(Fact::AttemptPlaced { task, generation, node });
             }
             Move::Launch { task, generation, node, key, offer, expires_at } => {
                 let Offer { pool, shape, quote, .. } = offer;
