@@ -1,6 +1,6 @@
 //! What may go wrong for a person at the keyboard: one message with a hint, and one documented exit code each.
 //!
-//! Nothing here prints. Anything that is not expected is an `anyhow` error and ends with [`codes::INTERNAL`].
+//! Nothing here prints. What is not expected is `Internal` and ends with [`codes::INTERNAL`].
 
 use std::io::ErrorKind;
 use std::path::Path;
