@@ -76,6 +76,7 @@ pub async fn run(args: DaemonArgs) -> Result<(), DaemonError> {
         poll_every: LOCAL_POLL,
         heartbeat: LOCAL_HEARTBEAT,
         dead_man: DEAD_MAN,
+        snapshot_every: EngineConfig::SNAPSHOT_EVERY,
     };
     let mut engine = spotq_engine::start(engine).await.map_err(|e| data_error(&data, &e))?;
     announce(address);

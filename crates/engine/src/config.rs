@@ -11,7 +11,7 @@ use spotq_provider::CloudProvider;
 use spotq_store::Store;
 
 /// The parts and settings of an engine. The caller picks the implementations.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct EngineConfig {
     pub policies: Policies,
     pub store: Arc<dyn Store>,
@@ -31,13 +31,37 @@ pub struct EngineConfig {
     pub heartbeat: Duration,
     /// A worker without a scheduler for this long saves and ends its node.
     pub dead_man: Duration,
+    /// Events after which a snapshot is taken, so that recovery stays short; see [`EngineConfig::SNAPSHOT_EVERY`].
+    pub snapshot_every: u64,
 }
 
 impl EngineConfig {
+    /// Some seconds of replay at most, and a snapshot that is seldom enough not to be felt.
+    pub const SNAPSHOT_EVERY: u64 = 50_000;
+
     /// The prefix of one job in the checkpoint store.
     #[must_use]
     pub fn checkpoint_url(&self, uuid: &str) -> String {
         format!("{}/v1/default/{uuid}", self.checkpoint_root.trim_end_matches('/'))
+    }
+}
+
+/// The environment of the workers may hold the keys of an object store, so only its names are shown (INV-14).
+impl fmt::Debug for EngineConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EngineConfig")
+            .field("policies", &self.policies)
+            .field("provider", &self.provider.name())
+            .field("data_dir", &self.data_dir)
+            .field("checkpoint_root", &self.checkpoint_root)
+            .field("secret", &self.secret)
+            .field("server_url", &self.server_url)
+            .field("worker_env", &self.worker_env.keys())
+            .field("poll_every", &self.poll_every)
+            .field("heartbeat", &self.heartbeat)
+            .field("dead_man", &self.dead_man)
+            .field("snapshot_every", &self.snapshot_every)
+            .finish_non_exhaustive()
     }
 }
 

@@ -5,22 +5,23 @@
 //! what a power cut could take back.
 
 use std::collections::{HashMap, VecDeque};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures::StreamExt as _;
 use futures::stream::FuturesOrdered;
 use spotq_core::{Cluster, apply, decide, due, invariants};
-use spotq_model::{Epoch, Event, Fact, Input, Offer, Progress, Report, TaskId, Timestamp, Version};
+use spotq_model::{Epoch, Event, Fact, Input, Offer, Progress, Report, TaskId, Version};
 use spotq_store::{Appending, StoreError};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::now;
 use crate::config::EngineConfig;
 use crate::effects::Effects;
 use crate::handle::{Handle, INBOX_SIZE, Msg, Release, Seen, Shared};
-use crate::records::{RecordError, encode_event, rebuild};
+use crate::records::{RecordError, encode_event, encode_snapshot, rebuild};
 use crate::sessions::Sessions;
 
 /// Appends in the air at once. One is written while the next is gathered; more only add delay.
@@ -35,8 +36,6 @@ const TICK_IDLE: Duration = Duration::from_secs(1);
 const PLAN_EVERY: Duration = Duration::from_millis(10);
 /// While something waits, it is looked at again this often.
 const REPLAN: Duration = Duration::from_millis(250);
-/// Events after which a snapshot is taken, so that recovery stays short.
-const SNAPSHOT_EVERY: u64 = 50_000;
 
 /// A running engine.
 #[derive(Debug)]
@@ -79,7 +78,12 @@ pub async fn start(config: EngineConfig) -> Result<Running, RecordError> {
         effects_wanted: true,
         snapshot_at: recovered.first_version(),
     };
-    let main = tokio::spawn(core.run(messages, stop.clone()));
+    let (loops, over) = (core.run(messages, stop.clone()), stop.clone().drop_guard());
+    let main = tokio::spawn(async move {
+        // However the loop ends, nobody goes on asking the cloud for it.
+        let _over = over;
+        loops.await
+    });
     let tasks = vec![
         tokio::spawn(crate::poll::offers(shared.clone(), stop.clone())),
         tokio::spawn(crate::poll::instances(shared.clone(), stop.clone())),
@@ -132,19 +136,22 @@ impl Core {
             // With effects to start, no new input is taken until what they rest on is durable.
             let room = self.appends.len() < APPENDS_MAX && !(self.effects_wanted && !self.appends.is_empty());
             let pause = self.pause().saturating_sub(ticked.elapsed());
-            tokio::select! {
-                biased;
-                () = stop.cancelled() => return Ok(()),
-                Some(appended) = self.appends.next() => self.appended(appended?),
-                count = messages.recv_many(&mut batch, BATCH_MAX), if room => {
-                    if count == 0 {
-                        return Ok(());
+            if room && pause.is_zero() {
+                // Before the inbox, which may never be empty: leases and limits do not wait for a quiet moment.
+                ticked = Instant::now();
+                self.tick();
+            } else {
+                tokio::select! {
+                    biased;
+                    () = stop.cancelled() => return Ok(()),
+                    Some(appended) = self.appends.next() => self.appended(appended?),
+                    count = messages.recv_many(&mut batch, BATCH_MAX), if room => {
+                        if count == 0 {
+                            return Ok(());
+                        }
+                        self.take(&mut batch);
                     }
-                    self.take(&mut batch);
-                }
-                () = tokio::time::sleep(pause), if room => {
-                    ticked = Instant::now();
-                    self.tick();
+                    () = tokio::time::sleep(pause), if room => {}
                 }
             }
             if self.appends.is_empty() {
@@ -201,8 +208,7 @@ impl Core {
     fn tick(&mut self) {
         let mut records = Vec::new();
         self.decide(&Input::Tick, &mut records);
-        let now = now();
-        for node in self.silent_nodes(now) {
+        for node in self.silent_nodes() {
             self.decide(&Input::LeaseExpired { node }, &mut records);
         }
         self.plan_wanted |= !self.cluster.queue.is_empty() && self.planned.elapsed() >= REPLAN;
@@ -211,12 +217,12 @@ impl Core {
         self.append(records);
     }
 
-    fn silent_nodes(&self, now: Timestamp) -> Vec<spotq_model::NodeId> {
-        let ttl = self.shared.config.policies.lease_ttl;
+    fn silent_nodes(&self) -> Vec<spotq_model::NodeId> {
+        let ttl = self.shared.config.policies.lease_ttl.as_duration();
         let ready = self.cluster.live_nodes().filter(|node| node.state == spotq_core::NodeState::Ready);
         ready
             .map(|node| node.id)
-            .filter(|node| now.since(self.shared.sessions.last_heard(*node, now)) > ttl)
+            .filter(|node| self.shared.sessions.silent_for(*node) > ttl)
             .collect()
     }
 
@@ -245,7 +251,7 @@ impl Core {
             if let Err(illegal) = apply(&mut self.cluster, &event) {
                 // Our own decision does not fit our own state: a fault of the core. What came before it is whole and
                 // logged; the rest is dropped, so that one job's trouble does not stop the others.
-                debug_assert!(false, "{illegal} after {input:?}");
+                debug_assert!(false, "{illegal}");
                 tracing::error!(%illegal, "a decision was dropped");
                 break;
             }
@@ -297,9 +303,9 @@ impl Core {
             let cluster = &self.cluster;
             self.shared.sessions.forget(|node| !cluster.live.contains(&node));
         }
-        if self.durable.0 >= self.snapshot_at.0 + SNAPSHOT_EVERY {
+        if self.durable.0 >= self.snapshot_at.0.saturating_add(self.shared.config.snapshot_every) {
             self.snapshot_at = self.durable;
-            let bytes = serde_json::to_vec(&self.cluster).expect("the state holds only strings, numbers and lists");
+            let bytes = encode_snapshot(&self.cluster);
             self.shared.config.store.snapshot(self.epoch, self.durable, bytes).await?;
         }
         Ok(())

@@ -22,7 +22,8 @@ pub(crate) fn stored(data_dir: &Path, task: TaskId, generation: Generation) -> u
     std::fs::metadata(path(data_dir, task, generation)).map_or(0, |meta| meta.len())
 }
 
-/// Writes a piece and says up to where the log is whole now. A piece beyond the end is refused by not moving.
+/// Writes a piece and says up to where the log is whole now. A piece beyond the end is refused by not moving; once the
+/// log is as long as it may be, everything after is taken for written, so that the worker does not send it for ever.
 pub(crate) fn write(
     data_dir: &Path,
     task: TaskId,
@@ -37,13 +38,14 @@ pub(crate) fn write(
     let file = OpenOptions::new().create(true).truncate(false).write(true).open(path)?;
     let length = file.metadata()?.len();
     let end = offset.saturating_add(data.len() as u64);
+    if length >= LOG_BYTES_MAX {
+        return Ok(end.max(length));
+    }
     if offset > length {
         return Ok(length);
     }
-    if end > LOG_BYTES_MAX {
-        return Ok(end);
-    }
-    file.write_all_at(data, offset)?;
+    let room = usize::try_from(LOG_BYTES_MAX - offset).unwrap_or(usize::MAX);
+    file.write_all_at(&data[..data.len().min(room)], offset)?;
     Ok(end.max(length))
 }
 
@@ -82,6 +84,22 @@ mod tests {
     use super::*;
     use spotq_model::JobId;
     use spotq_proto::v1::LogStream;
+
+    #[test]
+    fn a_log_at_its_limit_takes_everything_and_keeps_the_start() {
+        let dir = std::env::temp_dir().join(format!("spotq-logs-{}", uuid::Uuid::new_v4()));
+        let (task, generation) = (TaskId::only(JobId(1)), Generation(1));
+        write(&dir, task, generation, 0, b"x").unwrap();
+        let file = path(&dir, task, generation);
+        // A hole costs no disk.
+        OpenOptions::new().write(true).open(&file).unwrap().set_len(LOG_BYTES_MAX - 3).unwrap();
+        assert_eq!(write(&dir, task, generation, LOG_BYTES_MAX - 3, b"12345").unwrap(), LOG_BYTES_MAX + 2);
+        assert_eq!(stored(&dir, task, generation), LOG_BYTES_MAX, "cut at the limit");
+        let next = write(&dir, task, generation, LOG_BYTES_MAX + 2, b"678").unwrap();
+        assert_eq!(next, LOG_BYTES_MAX + 5, "the worker goes on after what it sent");
+        assert_eq!(stored(&dir, task, generation), LOG_BYTES_MAX);
+        std::fs::remove_dir_all(dir).unwrap();
+    }
 
     #[test]
     fn pieces_may_come_twice_and_a_gap_is_not_taken() {

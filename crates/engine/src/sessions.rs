@@ -2,10 +2,12 @@
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use spotq_model::{NodeId, Timestamp};
+use spotq_model::NodeId;
 use spotq_proto::v1::{SchedulerMessage, scheduler_message};
 use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 /// Messages that may wait for one worker; one that reads nothing is dropped and dials in again.
@@ -23,24 +25,30 @@ pub(crate) struct Sessions {
 struct Inner {
     next_id: u64,
     open: HashMap<NodeId, Session>,
-    heard: HashMap<NodeId, Timestamp>,
+    /// Not wall-clock time: a clock that is set forward must not end every lease at once.
+    heard: HashMap<NodeId, Instant>,
 }
 
 #[derive(Debug)]
 struct Session {
     id: u64,
     outbox: Outbox,
+    /// Ends the stream, so that its worker dials in again.
+    cut: CancellationToken,
 }
 
 impl Sessions {
-    /// A session that replaces any older one of the node.
-    pub(crate) fn open(&self, node: NodeId, outbox: Outbox, now: Timestamp) -> u64 {
+    /// A session that replaces any older one of the node. It is to end when the token says so.
+    pub(crate) fn open(&self, node: NodeId, outbox: Outbox) -> (u64, CancellationToken) {
         let mut inner = self.lock();
         inner.next_id += 1;
-        let id = inner.next_id;
-        inner.open.insert(node, Session { id, outbox });
-        inner.heard.insert(node, now);
-        id
+        let (id, cut) = (inner.next_id, CancellationToken::new());
+        let older = inner.open.insert(node, Session { id, outbox, cut: cut.clone() });
+        inner.heard.insert(node, Instant::now());
+        if let Some(older) = older {
+            older.cut.cancel();
+        }
+        (id, cut)
     }
 
     /// Ends this session, unless a newer one of the node has replaced it.
@@ -51,13 +59,14 @@ impl Sessions {
         }
     }
 
-    pub(crate) fn heard(&self, node: NodeId, now: Timestamp) {
-        self.lock().heard.insert(node, now);
+    pub(crate) fn heard(&self, node: NodeId) {
+        self.lock().heard.insert(node, Instant::now());
     }
 
-    /// When the node was last heard of; `now` if never in this process, so that a restart extends every lease.
-    pub(crate) fn last_heard(&self, node: NodeId, now: Timestamp) -> Timestamp {
-        *self.lock().heard.entry(node).or_insert(now)
+    /// How long the node has been silent; not at all if it was never heard of in this process, so that a restart
+    /// extends every lease.
+    pub(crate) fn silent_for(&self, node: NodeId) -> Duration {
+        self.lock().heard.entry(node).or_insert_with(Instant::now).elapsed()
     }
 
     pub(crate) fn forget(&self, gone: impl Fn(NodeId) -> bool) {
@@ -69,8 +78,8 @@ impl Sessions {
         let mut inner = self.lock();
         let Some(session) = inner.open.get(&node) else { return false };
         let sent = session.outbox.try_send(Ok(SchedulerMessage { kind: Some(kind) })).is_ok();
-        if !sent {
-            inner.open.remove(&node);
+        if !sent && let Some(session) = inner.open.remove(&node) {
+            session.cut.cancel();
         }
         sent
     }

@@ -50,12 +50,30 @@ impl Jobs {
         Ok(Response::new(v1::JobReply { job: Some(job.ok_or_else(|| super::no_such_job(id))?) }))
     }
 
+    /// Refuses an order that can change nothing in the job's phase: whoever gave it would wait for it in vain.
+    async fn only_in(
+        &self,
+        request: &Request<v1::JobRequest>,
+        phases: &[&str],
+        hint: &str,
+    ) -> Result<(), Status> {
+        let id = super::task_id(request.get_ref().job_id, request.get_ref().task_index);
+        let phase = self.view(id).await?.phase;
+        if phases.contains(&phase.as_str()) {
+            return Ok(());
+        }
+        Err(Status::failed_precondition(format!("job {id} is {phase}: {hint}")))
+    }
+
     async fn view(&self, id: TaskId) -> Result<v1::JobView, Status> {
         let config = self.shared.config.clone();
         let job = self.shared.handle.query(move |seen| view::job(&config, seen, id)).await?;
         job.ok_or_else(|| super::no_such_job(id))
     }
 }
+
+const NOT_DONE: &[&str] =
+    &["held", "pending", "provisioning", "restoring", "running", "draining", "completing"];
 
 type Views = Pin<Box<dyn Stream<Item = Result<v1::JobView, Status>> + Send>>;
 type Pieces = Pin<Box<dyn Stream<Item = Result<v1::LogsReply, Status>> + Send>>;
@@ -65,6 +83,14 @@ impl v1::jobs_server::Jobs for Jobs {
     async fn submit(&self, request: Request<v1::SubmitRequest>) -> Result<Response<v1::SubmitReply>, Status> {
         let request = request.into_inner();
         let spec = request.spec.ok_or_else(|| Status::invalid_argument("the request has no job"))?;
+        let size = prost::Message::encoded_len(&spec);
+        if size > super::JOB_BYTES_MAX {
+            let text = format!(
+                "the job has {size} bytes, the most is {}; keep large files out of the script and the environment",
+                super::JOB_BYTES_MAX
+            );
+            return Err(Status::invalid_argument(text));
+        }
         let spec = JobSpec::try_from(spec).map_err(|error| Status::invalid_argument(error.to_string()))?;
         if request.client_key.is_empty() || request.client_key.len() > 256 {
             return Err(Status::invalid_argument("client_key must have 1 to 256 bytes"));
@@ -83,14 +109,18 @@ impl v1::jobs_server::Jobs for Jobs {
     }
 
     async fn hold(&self, request: Request<v1::JobRequest>) -> Result<Response<v1::JobReply>, Status> {
+        let hint = "only a job that waits can be held; `spotq requeue` makes one that runs wait again";
+        self.only_in(&request, &["pending", "held"], hint).await?;
         self.change(request, |job| Input::Hold { job }).await
     }
 
     async fn release(&self, request: Request<v1::JobRequest>) -> Result<Response<v1::JobReply>, Status> {
+        self.only_in(&request, NOT_DONE, "submit it again to run it anew").await?;
         self.change(request, |job| Input::Release { job }).await
     }
 
     async fn requeue(&self, request: Request<v1::JobRequest>) -> Result<Response<v1::JobReply>, Status> {
+        self.only_in(&request, NOT_DONE, "submit it again to run it anew").await?;
         self.change(request, |job| Input::Requeue { job }).await
     }
 

@@ -17,6 +17,8 @@ use tonic::transport::Server;
 use crate::core_loop::Running;
 use crate::handle::{EngineError, Shared};
 
+/// A job's size on the wire. Grants and views carry the job and a little more, and must fit a message too.
+const JOB_BYTES_MAX: usize = MESSAGE_BYTES_MAX - 1024 * 1024;
 /// A peer that is gone without a word is noticed after two of these.
 const KEEPALIVE: Duration = Duration::from_secs(10);
 /// Streams that one connection may hold: one worker or one command line needs a few.

@@ -10,7 +10,6 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::clock::now;
 use crate::handle::{Msg, Seen, Shared};
 use crate::logs;
 use crate::sessions::OUTBOX_SIZE;
@@ -93,15 +92,20 @@ impl Session {
     }
 
     async fn run(self, mut incoming: Streaming<v1::WorkerMessage>) {
-        let id = self.shared.sessions.open(self.node, self.outbox.clone(), now());
+        let (id, cut) = self.shared.sessions.open(self.node, self.outbox.clone());
+        tokio::select! {
+            () = self.listen(&mut incoming) => {}
+            // A report that is cut off in the middle was not acknowledged, so the worker sends it again.
+            () = cut.cancelled() => {}
+            () = self.outbox.closed() => {}
+        }
+        self.shared.sessions.close(self.node, id);
+    }
+
+    async fn listen(&self, incoming: &mut Streaming<v1::WorkerMessage>) {
         self.shared.handle.tell(Msg::Joined(self.node)).await;
-        loop {
-            let message = tokio::select! {
-                message = incoming.message() => message,
-                () = self.outbox.closed() => break,
-            };
-            let Ok(Some(message)) = message else { break };
-            self.shared.sessions.heard(self.node, now());
+        while let Ok(Some(message)) = incoming.message().await {
+            self.shared.sessions.heard(self.node);
             let handled = match message.kind {
                 Some(worker_message::Kind::Report(report)) => self.report(report).await,
                 Some(worker_message::Kind::Log(chunk)) => self.log(chunk).await,
@@ -112,10 +116,9 @@ impl Session {
             };
             if let Err(status) = handled {
                 let _ = self.outbox.send(Err(status)).await;
-                break;
+                return;
             }
         }
-        self.shared.sessions.close(self.node, id);
     }
 
     /// The acknowledgement goes out when the report's events are durable.
