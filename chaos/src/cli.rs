@@ -78,7 +78,8 @@ impl KillsArgs {
 /// When the file cannot be read, or holds anything but one line of arguments.
 pub fn read_seed_file(path: &Path) -> anyhow::Result<KillsArgs> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')).collect();
+    let lines: Vec<&str> =
+        text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')).collect();
     let [line] = lines.as_slice() else {
         bail!("{}: expected one line of arguments, found {}", path.display(), lines.len());
     };

@@ -79,7 +79,8 @@ pub fn run(kills: &Kills) -> anyhow::Result<Summary> {
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kills: Vec<String> = self.kills.iter().map(|(victim, count)| format!("{count} {victim}")).collect();
+        let kills: Vec<String> =
+            self.kills.iter().map(|(victim, count)| format!("{count} {victim}")).collect();
         writeln!(f, "kills        {}", kills.join(", "))?;
         writeln!(f, "restarts     {} of the scheduler", self.restarts)?;
         writeln!(f, "jobs         {} acknowledged, {} in the books", self.acknowledged, self.books.jobs)?;
@@ -168,7 +169,9 @@ fn kill_one(round: Round, find: impl Fn() -> Vec<processes::Process>) -> anyhow:
 /// What the scheduler says about the jobs that do not run.
 fn explain(spotq: &Spotq) -> String {
     match spotq.queue(&[]) {
-        Ok(Some(jobs)) => jobs.iter().map(|job| format!("job {}: {}", job.job_id, spotq.explain(job.job_id))).collect(),
+        Ok(Some(jobs)) => {
+            jobs.iter().map(|job| format!("job {}: {}", job.job_id, spotq.explain(job.job_id))).collect()
+        }
         Ok(None) => "the scheduler does not answer".into(),
         Err(error) => format!("{error:#}"),
     }

@@ -146,7 +146,9 @@ impl System {
         let early = child.wait(life).ok();
         child.kill();
         match early {
-            Some(status) => bail!("the scheduler ended by itself while it started, with {status}: {}", self.log_end()),
+            Some(status) => {
+                bail!("the scheduler ended by itself while it started, with {status}: {}", self.log_end())
+            }
             None => Ok(()),
         }
     }
@@ -202,7 +204,8 @@ impl Spotq {
         if !output.status.success() {
             return Ok(None);
         }
-        let answer: Acknowledged = serde_json::from_slice(&output.stdout).context("the answer to a submit")?;
+        let answer: Acknowledged =
+            serde_json::from_slice(&output.stdout).context("the answer to a submit")?;
         Ok(Some(answer.job_id))
     }
 
@@ -233,7 +236,12 @@ impl Spotq {
     fn say(&self, args: &[&str]) -> anyhow::Result<String> {
         let output = self.run(args)?;
         if !output.status.success() {
-            bail!("`spotq {}` ended with {}: {}", args.join(" "), output.status, String::from_utf8_lossy(&output.stderr));
+            bail!(
+                "`spotq {}` ended with {}: {}",
+                args.join(" "),
+                output.status,
+                String::from_utf8_lossy(&output.stderr)
+            );
         }
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
@@ -248,7 +256,9 @@ impl Spotq {
 /// What the trainer is told, in the job and in the undisturbed run alike.
 pub(crate) fn trainer_args() -> Vec<String> {
     let (steps, ms, save) = (STEPS.to_string(), STEP_MS.to_string(), SAVE_EVERY.to_string());
-    ["--steps", &steps, "--step-ms", &ms, "--save-every", &save, "--out", "model.bin"].map(str::to_owned).to_vec()
+    ["--steps", &steps, "--step-ms", &ms, "--save-every", &save, "--out", "model.bin"]
+        .map(str::to_owned)
+        .to_vec()
 }
 
 fn write(path: &Path, text: &str) -> anyhow::Result<()> {

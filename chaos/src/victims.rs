@@ -16,7 +16,8 @@ const CHECKPOINT_DIR: &str = "SPOTQ_CHECKPOINT_DIR";
 pub(crate) fn trainers(system: &Path) -> Vec<Process> {
     let mut found = processes::with_env(CHECKPOINT_DIR, None);
     found.retain(|process| {
-        variable(process.pid, CHECKPOINT_DIR).is_some_and(|dir| Path::new(OsStr::from_bytes(&dir)).starts_with(system))
+        variable(process.pid, CHECKPOINT_DIR)
+            .is_some_and(|dir| Path::new(OsStr::from_bytes(&dir)).starts_with(system))
     });
     found
 }

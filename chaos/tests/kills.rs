@@ -13,7 +13,8 @@ use spotq_testkit::{Seed, program};
 const CALM: Duration = Duration::from_secs(80);
 
 fn kills(seed: u64, rounds: u32) -> Kills {
-    let programs = program("spotqd").unwrap().parent().unwrap().to_path_buf();
+    let daemon = program("spotqd").expect("the programs are built before the tests");
+    let programs = daemon.parent().expect("a program lies in a directory").to_path_buf();
     Kills { rounds, seed, from: 0, jobs: 3, programs, keep: None, calm: CALM }
 }
 
@@ -25,7 +26,10 @@ fn kills_at_random_moments_lose_nothing_and_change_nothing() {
     println!("{summary}");
     assert!(summary.violations.is_empty(), "{summary}");
     assert_eq!(summary.kills.values().sum::<u32>(), 25);
-    assert!(summary.acknowledged > 0 && summary.books.attempts > summary.books.jobs, "nothing was disturbed: {summary}");
+    assert!(
+        summary.acknowledged > 0 && summary.books.attempts > summary.books.jobs,
+        "nothing was disturbed: {summary}"
+    );
     println!("seed {}, {:.0} s", seed.value(), started.elapsed().as_secs_f64());
 }
 
@@ -38,7 +42,8 @@ fn kills_of_every_regression_seed_find_nothing_any_more() {
     assert!(!seeds.is_empty(), "the seeds were moved; this test must go with them");
     for path in seeds {
         let args = read_seed_file(&path).unwrap();
-        let summary = run(&Kills { from: args.from, jobs: args.jobs, ..kills(args.seed, args.rounds) }).unwrap();
+        let summary =
+            run(&Kills { from: args.from, jobs: args.jobs, ..kills(args.seed, args.rounds) }).unwrap();
         assert!(summary.violations.is_empty(), "{}: {summary}", path.display());
     }
 }
