@@ -40,8 +40,10 @@ impl Config {
         if text.trim().is_empty() {
             return Ok(Config::default());
         }
-        serde_saphyr::from_str(&text)
-            .map_err(|error| DaemonError::Config(format!("{}: {error}", path.display())))
+        let bad = |error: serde_saphyr::Error| DaemonError::Config(format!("{}: {error}", path.display()));
+        // Read as what they are, since a mistake in a map of anything has no line.
+        let PoliciesAlone { policies: _ } = serde_saphyr::from_str(&text).map_err(bad)?;
+        serde_saphyr::from_str(&text).map_err(bad)
     }
 
     /// The policies for the simulated clouds, whose nodes boot in a fraction of a second, with what the file changes.
@@ -53,6 +55,14 @@ impl Config {
         }
         serde_json::from_value(all).map_err(bad)
     }
+}
+
+/// The part of the file that is merged into defaults later, checked against its own type.
+#[derive(Deserialize)]
+struct PoliciesAlone {
+    #[serde(default)]
+    #[expect(dead_code, reason = "reading it is the check")]
+    policies: Option<Policies>,
 }
 
 fn local_defaults() -> Policies {
@@ -103,8 +113,10 @@ mod tests {
     fn a_bad_file_is_named_with_the_place_and_what_was_expected() {
         let unknown = read("cluster: a\nclustre: b\n").unwrap_err();
         assert!(unknown.contains("clustre") && unknown.contains("line 2"), "{unknown}");
-        let config = read("policies: {idle_tll: 3}").unwrap();
-        assert!(config.local_policies().unwrap_err().to_string().contains("idle_tll"));
+        let policy = read("cluster: a\npolicies:\n  idle_tll: 3\n").unwrap_err();
+        assert!(policy.contains("idle_tll") && policy.contains("line 3"), "{policy}");
+        let value = read("policies: {nodes_max: many}").unwrap_err();
+        assert!(value.contains("line 1"), "{value}");
         assert!(read("[1").is_err());
     }
 }

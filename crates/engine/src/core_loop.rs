@@ -134,12 +134,18 @@ impl Core {
         let mut ticked = Instant::now();
         loop {
             // With effects to start, no new input is taken until what they rest on is durable.
-            let room = self.appends.len() < APPENDS_MAX && !(self.effects_wanted && !self.appends.is_empty());
-            let pause = self.pause().saturating_sub(ticked.elapsed());
-            if room && pause.is_zero() {
+            let room =
+                self.appends.len() < APPENDS_MAX && (self.appends.is_empty() || !self.effects_wanted);
+            let to_tick = self.tick_period().saturating_sub(ticked.elapsed());
+            let to_plan = self.plan_wanted.then(|| PLAN_EVERY.saturating_sub(self.planned.elapsed()));
+            let pause = to_plan.map_or(to_tick, |to_plan| to_plan.min(to_tick));
+            if room && to_tick.is_zero() {
                 // Before the inbox, which may never be empty: leases and limits do not wait for a quiet moment.
                 ticked = Instant::now();
                 self.tick();
+            } else if room && pause.is_zero() {
+                // No tick: that would look for effects, and so interrupt the flow of appends.
+                self.plan_now();
             } else {
                 tokio::select! {
                     biased;
@@ -160,14 +166,9 @@ impl Core {
         }
     }
 
-    /// Until the next tick or plan.
-    fn pause(&self) -> Duration {
+    fn tick_period(&self) -> Duration {
         let busy = !self.cluster.live.is_empty() || !self.cluster.queue.is_empty();
-        match (busy, self.plan_wanted) {
-            (_, true) => PLAN_EVERY.saturating_sub(self.planned.elapsed()),
-            (true, false) => TICK,
-            (false, false) => TICK_IDLE,
-        }
+        if busy { TICK } else { TICK_IDLE }
     }
 
     fn take(&mut self, batch: &mut Vec<Msg>) {
@@ -217,6 +218,12 @@ impl Core {
         self.append(records);
     }
 
+    fn plan_now(&mut self) {
+        let mut records = Vec::new();
+        self.maybe_plan(&mut records);
+        self.append(records);
+    }
+
     fn silent_nodes(&self) -> Vec<spotq_model::NodeId> {
         let ttl = self.shared.config.policies.lease_ttl.as_duration();
         let ready = self.cluster.live_nodes().filter(|node| node.state == spotq_core::NodeState::Ready);
@@ -262,7 +269,7 @@ impl Core {
 
     fn note(&mut self, event: &Event) {
         self.plan_wanted |= wakes_planner(&event.fact);
-        self.effects_wanted |= !matches!(event.fact, Fact::JobSubmitted { .. } | Fact::TaskWaits { .. });
+        self.effects_wanted |= owes_effects(&event.fact);
         if let Fact::TaskDone { task, outcome } = &event.fact {
             self.progress.remove(task);
             tracing::info!(%task, %outcome, "done");
@@ -321,6 +328,21 @@ impl Core {
             epoch: self.epoch,
         }
     }
+}
+
+/// Facts that may make an effect due. The others, of which there are many, must not interrupt the flow of appends.
+fn owes_effects(fact: &Fact) -> bool {
+    !matches!(
+        fact,
+        Fact::JobSubmitted { .. }
+            | Fact::TaskHeld { .. }
+            | Fact::TaskReleased { .. }
+            | Fact::TaskWaits { .. }
+            | Fact::AttemptProgressed { .. }
+            | Fact::CheckpointCommitted { .. }
+            | Fact::NodeRepriced { .. }
+            | Fact::PoolCooled { .. }
+    )
 }
 
 /// Facts after which something that waits might be placed.

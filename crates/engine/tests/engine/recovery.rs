@@ -94,11 +94,13 @@ async fn a_history_that_contradicts_itself_is_refused() {
     assert!(error.to_string().contains("backup"), "{error}");
 }
 
+type Is = fn(&RecordError) -> bool;
+
 #[tokio::test]
 async fn a_snapshot_that_cannot_be_used_is_named() {
     let good = Cluster { version: Version(1), ..Cluster::default() };
     let cluster = serde_json::to_string(&good).unwrap();
-    let cases: [(String, fn(&RecordError) -> bool); 4] = [
+    let cases: [(String, Is); 4] = [
         (String::from("{\"schema\":1,\"cluster\":{\"ver"), |e| matches!(e, RecordError::Snapshot { .. })),
         (String::from("not a snapshot"), |e| matches!(e, RecordError::Snapshot { .. })),
         (String::from("{\"schema\":7,\"cluster\":[]}"), |e| {

@@ -47,8 +47,9 @@ async fn no_secret_is_printed_whatever_happens() {
     let mut outputs = served.jobs().await;
     outputs.outputs(v1::JobRequest { job_id: id.0, task_index: 0 }).await.unwrap();
     let uuid = served.cluster().await.jobs[&id].uuid.clone();
+    let log = String::from_utf8_lossy(&lines.0.lock().unwrap()).into_owned();
     let shown = [
-        String::from_utf8_lossy(&lines.0.lock().unwrap()).into_owned(),
+        log,
         format!("{:?} {:?} {:?}", world.config(), served.engine, secret()),
         format!("{refused:?}"),
         String::from_utf8(world.store.recover().await.unwrap().records.concat()).unwrap(),
