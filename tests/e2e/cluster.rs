@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::Value;
-use spotq_testkit::{Child, Server, TempDir, program, wait_for, wait_until};
+use spotq_testkit::{Child, Server, TempDir, program, wait_for};
 
 use crate::leftovers;
 
@@ -62,10 +62,6 @@ impl Cluster {
         command.args(["--local", "--seed", "1"]);
         command.envs(self.environment.iter().map(|(k, v)| (k, v)));
         command
-    }
-
-    pub fn address(&self) -> &str {
-        &self.address
     }
 
     pub fn data(&self) -> PathBuf {
@@ -183,12 +179,6 @@ impl Cluster {
     /// The job's output as `spotq logs` prints it.
     pub fn logs(&self, job: &str) -> Ran {
         self.run(&["logs", job])
-    }
-
-    /// Waits for a line in the job's output.
-    pub fn wait_output(&self, job: &str, part: &str) {
-        let found = wait_until(DEADLINE, || self.logs(job).stdout.contains(part), format!("`{part}`"));
-        found.unwrap_or_else(|e| panic!("{e}; output: {:?}", self.logs(job)));
     }
 }
 

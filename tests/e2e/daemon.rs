@@ -45,7 +45,7 @@ fn a_job_that_ends_while_the_scheduler_is_away_is_told_later() {
 fn a_scheduler_killed_while_a_job_drains_loses_no_step() {
     let mut cluster = Cluster::start("kill-draining");
     // A state of this size takes a moment to save and upload, so the kill comes in the middle of the drain.
-    let job = Training::submit(&cluster, 300, &["--step-ms", "5", "--save-every", "0", "--state-mb", "8"]);
+    let job = Training::submit(&cluster, 300, &["--step-ms", "10", "--save-every", "0", "--state-mb", "8"]);
     cluster.wait_step(&job.job, 30);
     let before = cluster.show(&job.job)["progress"]["step"].as_u64();
     cluster.run(&["preempt", &job.job, "--notice", "20s"]).ok();

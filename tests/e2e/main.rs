@@ -11,8 +11,13 @@ mod ledger;
 mod leftovers;
 mod training;
 
+mod bad_input;
 mod daemon;
+mod demo;
+mod frameworks;
 mod lifecycle;
 mod logs;
 mod preemption;
 mod queueing;
+mod s3;
+mod variants;

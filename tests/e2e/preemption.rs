@@ -9,7 +9,7 @@ use crate::training::{SAVES, Training};
 #[test]
 fn a_notice_of_30_s_costs_no_step_and_the_bill_adds_up() {
     let cluster = Cluster::start("preempt-30");
-    let job = Training::submit(&cluster, 400, &["--step-ms", "5", "--save-every", "0"]);
+    let job = Training::submit(&cluster, 400, &["--step-ms", "10", "--save-every", "0"]);
     cluster.wait_step(&job.job, 100);
     cluster.preempt(&job.job, "30s");
     let resumed =
@@ -33,7 +33,7 @@ fn a_notice_of_30_s_costs_no_step_and_the_bill_adds_up() {
 #[test]
 fn a_notice_of_10_s_is_enough_for_a_trainer_that_saves() {
     let cluster = Cluster::start("preempt-10");
-    let job = Training::submit(&cluster, 300, &["--step-ms", "5", "--save-every", "0"]);
+    let job = Training::submit(&cluster, 400, &["--step-ms", "10", "--save-every", "0"]);
     cluster.wait_step(&job.job, 60);
     cluster.preempt(&job.job, "10s");
     cluster.wait_step(&job.job, 120);
@@ -49,7 +49,7 @@ fn a_notice_of_10_s_is_enough_for_a_trainer_that_saves() {
 #[test]
 fn without_a_notice_the_job_goes_on_from_its_last_checkpoint() {
     let cluster = Cluster::start("preempt-0");
-    let job = Training::submit(&cluster, 300, &["--step-ms", "5", "--save-every", "50"]);
+    let job = Training::submit(&cluster, 400, &["--step-ms", "10", "--save-every", "50"]);
     cluster.wait_until(&job.job, "a checkpoint", |seen| seen["checkpoint"]["step"].as_u64() >= Some(50));
     cluster.preempt(&job.job, "0s");
     let resumed =

@@ -74,7 +74,7 @@ fn a_job_that_no_node_fits_says_why_and_what_would_fit() {
 #[test]
 fn a_requeued_job_goes_on_from_its_checkpoint() {
     let cluster = Cluster::start("requeue");
-    let job = crate::training::Training::submit(&cluster, 300, &["--step-ms", "5", "--save-every", "0"]);
+    let job = crate::training::Training::submit(&cluster, 300, &["--step-ms", "10", "--save-every", "0"]);
     cluster.wait_step(&job.job, 50);
     cluster.run(&["requeue", &job.job]).ok();
     let seen = cluster.wait_until(&job.job, "attempt 2", |seen| seen["attempts"][1]["started_ms"].is_u64());

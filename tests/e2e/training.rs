@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::cluster::{Cluster, binary, text};
+use crate::cluster::{Cluster, Ran, binary, text};
 
 /// The trainer saves when asked to, and replaces files whole.
 pub const SAVES: [&str; 4] = ["--save-signal", "USR1", "--checkpoint-profile", "rename"];
@@ -40,11 +40,18 @@ impl Training {
 
     /// The job completes, and its model is that of an undisturbed run, to the bit; `pull` fetches the same.
     pub fn ends_as_undisturbed(&self, cluster: &Cluster) {
+        self.ends_as_undisturbed_with(cluster, &[]);
+    }
+
+    /// As [`Training::ends_as_undisturbed`], with variables that `pull` needs to reach the store.
+    pub fn ends_as_undisturbed_with(&self, cluster: &Cluster, environment: &[(&str, &str)]) {
         cluster.completed(&self.job);
         let wanted = undisturbed(&cluster.dir().join("undisturbed"), self.steps);
         assert!(self.model() == wanted, "job {}: the model differs from an undisturbed run's", self.job);
         let pulled = cluster.dir().join(format!("pulled-{}", self.job));
-        let said = cluster.json(&["pull", &self.job, text(&pulled)]);
+        let mut pull = cluster.command(&["pull", &self.job, text(&pulled), "-o", "json"]);
+        pull.envs(environment.iter().copied());
+        let said = Ran::of(pull).json();
         assert_eq!(said["files"]["model.bin"].as_u64(), Some(wanted.len() as u64), "{said}");
         assert!(std::fs::read(pulled.join("model.bin")).unwrap() == wanted, "pull gave another model");
     }
