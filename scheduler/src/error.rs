@@ -12,7 +12,9 @@ pub enum DaemonError {
     Data { path: PathBuf, detail: String },
     #[error("listen on {address}: {detail}")]
     Listen { address: String, detail: String },
-    #[error("{address} is not a loopback address, and beyond loopback spotqd serves only with TLS, which this version does not have; listen on 127.0.0.1 and use an SSH tunnel")]
+    #[error(
+        "{address} is not a loopback address, and beyond loopback spotqd serves only with TLS, which this version does not have; listen on 127.0.0.1 and use an SSH tunnel"
+    )]
     NotLoopback { address: SocketAddr },
     #[error("start the local cloud: {0}")]
     LocalCloud(#[from] spotq_provider_local::LocalError),

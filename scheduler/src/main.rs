@@ -3,5 +3,6 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    spotq_scheduler::by_name(std::env::args_os()).unwrap_or_else(|| spotq_scheduler::daemon_main(std::env::args_os()))
+    spotq_scheduler::by_name(std::env::args_os())
+        .unwrap_or_else(|| spotq_scheduler::daemon_main(std::env::args_os()))
 }

@@ -106,7 +106,11 @@ async fn a_bad_configuration_names_its_file_and_line_before_anything_is_made() {
     let error = refused(DaemonArgs { config: Some(missing.clone()), ..args(dir.join("data")) }).await;
     assert_says(&error, 78, &[missing.to_str().unwrap()]);
     let binary = Some(dir.write("config.yaml", [0xff, 0xfe, 0x00]));
-    assert_says(&refused(DaemonArgs { config: binary, ..args(dir.join("data")) }).await, 78, &["config.yaml"]);
+    assert_says(
+        &refused(DaemonArgs { config: binary, ..args(dir.join("data")) }).await,
+        78,
+        &["config.yaml"],
+    );
     assert!(!dir.join("data").exists());
 }
 

@@ -45,6 +45,8 @@ pub struct Running {
     stop: CancellationToken,
     tasks: Vec<JoinHandle<()>>,
     main: JoinHandle<Result<(), StoreError>>,
+    /// `main` has ended and its result was taken.
+    over: bool,
 }
 
 /// Recovers the state, takes the leadership and starts the loop.
@@ -89,7 +91,7 @@ pub async fn start(config: EngineConfig) -> Result<Running, RecordError> {
         tokio::spawn(crate::poll::instances(shared.clone(), stop.clone())),
         tokio::spawn(crate::poll::changes(shared.clone(), stop.clone())),
     ];
-    Ok(Running { handle, shared, stop, tasks, main })
+    Ok(Running { handle, shared, stop, tasks, main, over: false })
 }
 
 impl Running {
@@ -100,12 +102,18 @@ impl Running {
             // A poll that is in the middle of a call is not waited for.
             task.abort();
         }
+        if self.over {
+            // How it ended was told already, and a task gives its result once.
+            return Ok(());
+        }
         self.main.await.unwrap_or(Ok(()))
     }
 
     /// Resolves when the loop ends by itself, which only a broken store makes it do.
     pub async fn failed(&mut self) -> Result<(), StoreError> {
-        (&mut self.main).await.unwrap_or(Ok(()))
+        let ended = (&mut self.main).await;
+        self.over = true;
+        ended.unwrap_or(Ok(()))
     }
 }
 
@@ -129,13 +137,16 @@ struct Core {
 }
 
 impl Core {
-    async fn run(mut self, mut messages: mpsc::Receiver<Msg>, stop: CancellationToken) -> Result<(), StoreError> {
+    async fn run(
+        mut self,
+        mut messages: mpsc::Receiver<Msg>,
+        stop: CancellationToken,
+    ) -> Result<(), StoreError> {
         let mut batch = Vec::with_capacity(BATCH_MAX);
         let mut ticked = Instant::now();
         loop {
             // With effects to start, no new input is taken until what they rest on is durable.
-            let room =
-                self.appends.len() < APPENDS_MAX && (self.appends.is_empty() || !self.effects_wanted);
+            let room = self.appends.len() < APPENDS_MAX && (self.appends.is_empty() || !self.effects_wanted);
             let to_tick = self.tick_period().saturating_sub(ticked.elapsed());
             let to_plan = self.plan_wanted.then(|| PLAN_EVERY.saturating_sub(self.planned.elapsed()));
             let pause = to_plan.map_or(to_tick, |to_plan| to_plan.min(to_tick));
@@ -227,10 +238,7 @@ impl Core {
     fn silent_nodes(&self) -> Vec<spotq_model::NodeId> {
         let ttl = self.shared.config.policies.lease_ttl.as_duration();
         let ready = self.cluster.live_nodes().filter(|node| node.state == spotq_core::NodeState::Ready);
-        ready
-            .map(|node| node.id)
-            .filter(|node| self.shared.sessions.silent_for(*node) > ttl)
-            .collect()
+        ready.map(|node| node.id).filter(|node| self.shared.sessions.silent_for(*node) > ttl).collect()
     }
 
     fn maybe_plan(&mut self, records: &mut Vec<Vec<u8>>) {

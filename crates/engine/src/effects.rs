@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use spotq_core::Cluster;
 use spotq_model::{
-    Effect, EffectClass, GoneCause, Generation, Input, LaunchAnswer, NodeId, Refusal, RefusalKind, StopWhy,
+    Effect, EffectClass, Generation, GoneCause, Input, LaunchAnswer, NodeId, Refusal, RefusalKind, StopWhy,
 };
 use spotq_proto::v1::{GrantTask, StopReason, StopTask, scheduler_message::Kind};
 use spotq_provider::{Bootstrap, LaunchRequest, Secret, TAG_CLUSTER, TAG_NODE, TerminateState};

@@ -11,15 +11,23 @@ const SNAPSHOT_SCHEMA: u16 = 1;
 /// A store that cannot be read back.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
-    #[error("record {version} of the store is not an event ({source}); restore the data directory from a backup")]
+    #[error(
+        "record {version} of the store is not an event ({source}); restore the data directory from a backup"
+    )]
     NotAnEvent { version: u64, source: serde_json::Error },
-    #[error("record {version} of the store has schema {found}, this version reads up to {EVENT_SCHEMA}; use a newer spotqd")]
+    #[error(
+        "record {version} of the store has schema {found}, this version reads up to {EVENT_SCHEMA}; use a newer spotqd"
+    )]
     FromTheFuture { version: u64, found: u16 },
     #[error("the snapshot of the store is damaged ({source}); restore the data directory from a backup")]
     Snapshot { source: serde_json::Error },
-    #[error("the snapshot of the store has schema {found}, this version reads up to {SNAPSHOT_SCHEMA}; use a newer spotqd")]
+    #[error(
+        "the snapshot of the store has schema {found}, this version reads up to {SNAPSHOT_SCHEMA}; use a newer spotqd"
+    )]
     SnapshotFromTheFuture { found: u16 },
-    #[error("the snapshot of the store says that it sums up {says} records, but it is kept as the sum of {kept}; restore the data directory from a backup")]
+    #[error(
+        "the snapshot of the store says that it sums up {says} records, but it is kept as the sum of {kept}; restore the data directory from a backup"
+    )]
     SnapshotElsewhere { says: Version, kept: Version },
     #[error("the store does not add up: {0}; restore the data directory from a backup")]
     Illegal(#[from] IllegalEvent),
@@ -34,7 +42,8 @@ pub fn encode_event(event: &Event) -> Vec<u8> {
         schema: u16,
         event: &'a Event,
     }
-    serde_json::to_vec(&Borrowed { schema: EVENT_SCHEMA, event }).expect("events hold only strings, numbers and lists")
+    serde_json::to_vec(&Borrowed { schema: EVENT_SCHEMA, event })
+        .expect("events hold only strings, numbers and lists")
 }
 
 /// Reads one record; `version` is its place, for the message.

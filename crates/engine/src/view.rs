@@ -84,9 +84,11 @@ fn attempt(c: &Cluster, task: &Task, a: &Attempt, now: Timestamp) -> v1::Attempt
         Some(spotq_model::AttemptEnd::LaunchFailed { message }) => message.clone(),
         Some(spotq_model::AttemptEnd::Failed { exit_code }) => format!("exit code {exit_code}"),
         Some(spotq_model::AttemptEnd::Preempted { noticed: false }) => "without notice".to_owned(),
-        Some(_) | None => c.nodes.get(&a.node).and_then(|n| n.refused.clone()).map_or_else(String::new, |(k, m)| {
-            format!("{k}: {m}")
-        }),
+        Some(_) | None => c
+            .nodes
+            .get(&a.node)
+            .and_then(|n| n.refused.clone())
+            .map_or_else(String::new, |(k, m)| format!("{k}: {m}")),
     };
     v1::AttemptView {
         generation: a.generation.0,
@@ -135,7 +137,9 @@ pub(crate) fn node(node: &Node) -> v1::NodeView {
         (Some((kind, message)), _, _) => format!("refused, {kind}: {message}"),
         (None, Some(why), _) => format!("{why:?}").to_lowercase(),
         (None, None, Some(cause)) => format!("{cause:?}").to_lowercase(),
-        (None, None, None) => node.notice.as_ref().map_or_else(String::new, |n| format!("notice from {}", n.source)),
+        (None, None, None) => {
+            node.notice.as_ref().map_or_else(String::new, |n| format!("notice from {}", n.source))
+        }
     };
     v1::NodeView {
         node_id: node.id.0,

@@ -26,7 +26,8 @@ impl v1::admin_server::Admin for Admin {
         let connected = u32::try_from(self.shared.sessions.connected()).unwrap_or(u32::MAX);
         let started_ms = self.started_ms;
         let reply = self.shared.handle.query(move |seen| {
-            let done = seen.cluster.jobs.values().filter(|job| job.tasks.values().all(spotq_core::Task::is_done));
+            let done =
+                seen.cluster.jobs.values().filter(|job| job.tasks.values().all(spotq_core::Task::is_done));
             let done = u32::try_from(done.count()).unwrap_or(u32::MAX);
             let all = u32::try_from(seen.cluster.jobs.len()).unwrap_or(u32::MAX);
             v1::InfoReply {

@@ -47,9 +47,13 @@ impl v1::reports_server::Reports for Reports {
     type EventsStream = Pin<Box<dyn Stream<Item = Result<v1::EventLine, Status>> + Send>>;
 
     /// What the store still holds: everything since its newest snapshot.
-    async fn events(&self, request: Request<v1::EventsRequest>) -> Result<Response<Self::EventsStream>, Status> {
+    async fn events(
+        &self,
+        request: Request<v1::EventsRequest>,
+    ) -> Result<Response<Self::EventsStream>, Status> {
         let wanted = request.into_inner().job_id.map(JobId);
-        let recovered = self.shared.config.store.recover().await.map_err(|e| Status::unavailable(e.to_string()))?;
+        let recovered =
+            self.shared.config.store.recover().await.map_err(|e| Status::unavailable(e.to_string()))?;
         let first = recovered.first_version().0;
         let lines = (first..).zip(recovered.records).filter_map(move |(version, record)| {
             let keep = match (wanted, decode_record(version, &record)) {

@@ -31,7 +31,10 @@ type Outgoing = Pin<Box<dyn Stream<Item = Result<v1::SchedulerMessage, Status>> 
 impl v1::workers_server::Workers for Workers {
     type SessionStream = Outgoing;
 
-    async fn session(&self, request: Request<Streaming<v1::WorkerMessage>>) -> Result<Response<Outgoing>, Status> {
+    async fn session(
+        &self,
+        request: Request<Streaming<v1::WorkerMessage>>,
+    ) -> Result<Response<Outgoing>, Status> {
         let mut incoming = request.into_inner();
         let first = incoming.message().await?.and_then(|message| message.kind);
         let Some(worker_message::Kind::Hello(hello)) = first else {
@@ -69,7 +72,10 @@ impl Session {
         let input = Input::WorkerJoined { node, held: held.clone() };
         let asked = held.clone();
         let stale = self.shared.handle.ask(Some(input), move |seen| {
-            asked.into_iter().filter(|(task, gen_)| !is_current(seen.cluster, node, *task, *gen_)).collect::<Vec<_>>()
+            asked
+                .into_iter()
+                .filter(|(task, gen_)| !is_current(seen.cluster, node, *task, *gen_))
+                .collect::<Vec<_>>()
         });
         let stale = stale.await?;
         let config = &self.shared.config;
@@ -129,7 +135,8 @@ impl Session {
         let finished = matches!(report.what, Some(What::Finished(_)));
         let what = to_model(report.what.ok_or_else(|| missing("what"))?, generation)?;
         let input = Input::Reported { node, task, generation, report: what };
-        let current = self.shared.handle.ask(Some(input), move |seen| is_current(seen.cluster, node, task, generation));
+        let current =
+            self.shared.handle.ask(Some(input), move |seen| is_current(seen.cluster, node, task, generation));
         let current = current.await?;
         if !current && !finished {
             self.say(superseded((task, generation))).await;
@@ -147,11 +154,14 @@ impl Session {
             attempts.iter().any(|a| a.generation == generation && a.node == node)
         });
         if !mine.await? {
-            return Err(Status::permission_denied(format!("node {node} never ran generation {generation} of {task}")));
+            return Err(Status::permission_denied(format!(
+                "node {node} never ran generation {generation} of {task}"
+            )));
         }
         let data_dir = self.shared.config.data_dir.clone();
         let write = move || logs::write(&data_dir, task, generation, chunk.offset, &chunk.data);
-        let written = tokio::task::spawn_blocking(write).await.map_err(|e| Status::internal(e.to_string()))?;
+        let written =
+            tokio::task::spawn_blocking(write).await.map_err(|e| Status::internal(e.to_string()))?;
         match written {
             Ok(offset) => {
                 self.say(Kind::LogAck(v1::LogAck { grant: Some((task, generation).into()), offset })).await;
@@ -172,7 +182,9 @@ fn may_join(seen: &Seen<'_>, node: NodeId) -> Result<(), String> {
     match seen.cluster.nodes.get(&node).map(|known| known.state) {
         Some(NodeState::Booting | NodeState::Ready) => Ok(()),
         // The cloud may start a node before its answer to the launch is with us: the worker tries again.
-        Some(NodeState::Requested) => Err(format!("node {node} is not launched yet, as far as is known here")),
+        Some(NodeState::Requested) => {
+            Err(format!("node {node} is not launched yet, as far as is known here"))
+        }
         Some(NodeState::Ending | NodeState::Gone) => Err(format!("node {node} is being ended")),
         None => Err(format!("node {node} is unknown here")),
     }
@@ -189,10 +201,9 @@ fn superseded((task, generation): Held) -> Kind {
 fn to_model(what: What, generation: Generation) -> Result<Report, Status> {
     Ok(match what {
         What::Accepted(_) => Report::Accepted,
-        What::Restored(restored) => Report::Restored {
-            from: restored.from.map(checkpoint),
-            fell_back: restored.fell_back,
-        },
+        What::Restored(restored) => {
+            Report::Restored { from: restored.from.map(checkpoint), fell_back: restored.fell_back }
+        }
         What::Started(_) => Report::Started,
         What::Progress(progress) => Report::Progressed { progress: progress_of(&progress) },
         What::Noticed(noticed) => {

@@ -117,7 +117,8 @@ async fn a_launch_that_never_answers_is_given_up_and_its_instance_is_ended_when_
     assert!(world.cloud.fake.live().iter().all(|instance| instance.instance != orphan));
     let node = cluster.nodes.values().find(|node| node.instance.as_ref() == Some(&orphan)).unwrap();
     assert!(node.ledger.segments.iter().all(|segment| segment.end.is_some()), "{:?}", node.ledger);
-    let nodes = served.admin().await.nodes(v1::NodesRequest { include_gone: true }).await.unwrap().into_inner().nodes;
+    let nodes =
+        served.admin().await.nodes(v1::NodesRequest { include_gone: true }).await.unwrap().into_inner().nodes;
     assert!(nodes.iter().any(|view| view.instance_id == orphan.0 && view.state == "gone"), "{nodes:?}");
     assert_eq!(phase(&served.cluster().await, id), "provisioning", "the job did not notice");
     world.cloud.assert_nothing_early();

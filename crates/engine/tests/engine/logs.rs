@@ -45,7 +45,8 @@ async fn pieces_come_twice_or_too_early_without_harm_and_survive_a_restart() {
     assert_eq!(acked, [(grant, whole)]);
     assert_eq!(worker.log(grant, whole, &world_).await.unwrap(), end);
     let lines = read(&served, v1::LogsRequest { job_id: id.0, ..v1::LogsRequest::default() }).await;
-    let text: String = lines.iter().filter(|line| line.1 == LogStream::Stdout).map(|line| line.2.as_str()).collect();
+    let text: String =
+        lines.iter().filter(|line| line.1 == LogStream::Stdout).map(|line| line.2.as_str()).collect();
     assert_eq!(text, "hello world");
 }
 
@@ -77,7 +78,9 @@ async fn followers_see_all_attempts_in_order_with_a_note_for_each() {
     assert_eq!(following.message().await.unwrap().unwrap().data, b"from one\n");
     let instance = world.cloud.fake.live()[0].instance.clone();
     world.cloud.fake.end(&instance, spotq_model::GoneCause::Preempted);
-    served.until("a second attempt", |c| c.task(spotq_model::TaskId::only(id)).unwrap().attempts.len() == 2).await;
+    served
+        .until("a second attempt", |c| c.task(spotq_model::TaskId::only(id)).unwrap().attempts.len() == 2)
+        .await;
     let node = served.launched(id).await;
     let mut worker = served.worker(node, Vec::new()).await;
     let second = worker.start_task().await;

@@ -68,7 +68,10 @@ async fn a_report_is_acknowledged_when_it_is_durable() {
         assert!(poll!(&mut next).is_pending());
         world.store.release();
         let said = next.await.unwrap();
-        assert!(matches!(said, Some(scheduler_message::Kind::ReportAck(ack)) if ack.id == number), "{said:?}");
+        assert!(
+            matches!(said, Some(scheduler_message::Kind::ReportAck(ack)) if ack.id == number),
+            "{said:?}"
+        );
     }
     let durable = world.store.events();
     assert!(durable.iter().any(|event| matches!(event.fact, Fact::CheckpointCommitted { .. })));
@@ -116,7 +119,9 @@ async fn what_an_older_generation_says_is_acknowledged_and_changes_nothing() {
     let second = new.start_task().await;
     assert_eq!(second.generation, 2);
     let before = served.cluster().await.task(TaskId::only(id)).unwrap().clone();
-    for what in [exited(0), committed(1, 5, 500), progress(7), What::Superseded(v1::Superseded { by_generation: 9 })] {
+    for what in
+        [exited(0), committed(1, 5, 500), progress(7), What::Superseded(v1::Superseded { by_generation: 9 })]
+    {
         old.report(first, what).await.unwrap();
     }
     assert_eq!(served.cluster().await.task(TaskId::only(id)).unwrap(), &before);
@@ -137,7 +142,9 @@ async fn garbage_in_a_report_ends_the_session_and_changes_nothing() {
     let (id, worker, grant) = served.running("a").await;
     let node = worker.node;
     drop(worker);
-    let finished = |stopped: i32| What::Finished(v1::Finished { exit_code: Some(0), stopped, ..v1::Finished::default() });
+    let finished = |stopped: i32| {
+        What::Finished(v1::Finished { exit_code: Some(0), stopped, ..v1::Finished::default() })
+    };
     let report = |grant: Option<v1::Grant>, what: Option<What>| v1::Report { id: 1, grant, at_ms: 0, what };
     let bad = [
         report(Some(grant), Some(finished(StopReason::Unspecified.into()))),

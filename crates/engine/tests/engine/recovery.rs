@@ -31,7 +31,10 @@ async fn a_snapshot_and_what_followed_are_the_whole_history() {
     wait_until_async(DEADLINE, snapshots, "a snapshot").await.unwrap();
     served.crash().await;
     let kept = world.store.recover().await.unwrap();
-    assert!(kept.records.len() < 50 && kept.snapshot.unwrap().version > Version(50), "old records are dropped");
+    assert!(
+        kept.records.len() < 50 && kept.snapshot.unwrap().version > Version(50),
+        "old records are dropped"
+    );
     let mut replayed = Cluster::default();
     for event in world.store.events() {
         apply(&mut replayed, &event).unwrap();
@@ -65,7 +68,14 @@ async fn store_of(name: &str, records: Vec<Vec<u8>>) -> World {
 
 #[tokio::test]
 async fn a_record_that_is_torn_or_foreign_is_named_by_its_number() {
-    for bad in [&b"{\"schema\":1,\"event\":{\"at\":1,\"fact\""[..], b"", b"\xff\xfe", b"[]", b"{\"schema\":1}", b"null"] {
+    for bad in [
+        &b"{\"schema\":1,\"event\":{\"at\":1,\"fact\""[..],
+        b"",
+        b"\xff\xfe",
+        b"[]",
+        b"{\"schema\":1}",
+        b"null",
+    ] {
         let error = refusal(&store_of("recovery-torn", vec![bad.to_vec()]).await).await;
         assert!(matches!(error, RecordError::NotAnEvent { version: 1, .. }), "{error:?}");
         assert!(error.to_string().contains("record 1") && error.to_string().contains("backup"), "{error}");
@@ -81,7 +91,10 @@ async fn a_record_of_a_newer_release_asks_for_that_release() {
     let elsewhere = br#"{"schema":9,"what":"no event at all"}"#;
     for (bad, schema) in [(unknown, 2), (elsewhere, 9)] {
         let error = refusal(&store_of("recovery-newer", vec![bad.to_vec()]).await).await;
-        assert!(matches!(error, RecordError::FromTheFuture { version: 1, found } if found == schema), "{error:?}");
+        assert!(
+            matches!(error, RecordError::FromTheFuture { version: 1, found } if found == schema),
+            "{error:?}"
+        );
         assert!(error.to_string().contains("newer spotqd"), "{error}");
     }
 }
@@ -106,9 +119,10 @@ async fn a_snapshot_that_cannot_be_used_is_named() {
         (String::from("{\"schema\":7,\"cluster\":[]}"), |e| {
             matches!(e, RecordError::SnapshotFromTheFuture { found: 7 })
         }),
-        (format!("{{\"schema\":1,\"cluster\":{}}}", cluster.replacen("\"version\":1", "\"version\":5", 1)), |e| {
-            matches!(e, RecordError::SnapshotElsewhere { says: Version(5), kept: Version(1) })
-        }),
+        (
+            format!("{{\"schema\":1,\"cluster\":{}}}", cluster.replacen("\"version\":1", "\"version\":5", 1)),
+            |e| matches!(e, RecordError::SnapshotElsewhere { says: Version(5), kept: Version(1) }),
+        ),
     ];
     for (bytes, is_expected) in cases {
         let world = store_of("recovery-bad-snapshot", Vec::new()).await;

@@ -110,7 +110,12 @@ async fn an_order_to_stop_is_given_again() {
     let mut worker = served.worker(worker.node, vec![grant]).await;
     let stop = worker.stop().await;
     assert_eq!((stop.grant, stop.reason()), (Some(grant), StopReason::Cancel));
-    let finished = v1::Finished { signal: Some(15), signalled: true, stopped: StopReason::Cancel.into(), ..v1::Finished::default() };
+    let finished = v1::Finished {
+        signal: Some(15),
+        signalled: true,
+        stopped: StopReason::Cancel.into(),
+        ..v1::Finished::default()
+    };
     worker.report(grant, What::Finished(finished)).await.unwrap();
     let cluster = served.until("the end of the job", |c| phase(c, id) == "done").await;
     assert_eq!(cluster.task(TaskId::only(id)).unwrap().attempts[0].end.as_ref().unwrap().name(), "cancelled");
@@ -150,7 +155,8 @@ async fn a_restart_gives_every_worker_a_whole_lease() {
     served.crash().await;
     let started = Instant::now();
     let served = world.start().await;
-    let cluster = served.until("a second attempt", |c| c.task(TaskId::only(id)).unwrap().attempts.len() == 2).await;
+    let cluster =
+        served.until("a second attempt", |c| c.task(TaskId::only(id)).unwrap().attempts.len() == 2).await;
     assert!(started.elapsed() >= world.policies.lease_ttl.as_duration(), "{:?}", started.elapsed());
     let end = cluster.task(TaskId::only(id)).unwrap().attempts[0].end.clone().unwrap();
     assert_eq!(end.name(), "node_lost");

@@ -1,10 +1,10 @@
 //! Events of every kind with every value that they can hold.
 
 use spotq_model::{
-    AttemptEnd, Checkpoint, CheckpointSpec, Choice, Cloud, Command, EffectKey, EndWhy, Event, Exit, Fact, Generation,
-    GoneCause, HoldReason, InstanceId, JobId, JobSpec, Market, NodeId, Outcome, PlacementPolicy, Pool, Profile, Progress,
-    Quote, RefusalKind, Resources, Retry, Scope, Shape, Signal, SignalTarget, Span, StopWhy, TaskId, Timestamp, Usd,
-    UsdPerHour, WaitReason,
+    AttemptEnd, Checkpoint, CheckpointSpec, Choice, Cloud, Command, EffectKey, EndWhy, Event, Exit, Fact,
+    Generation, GoneCause, HoldReason, InstanceId, JobId, JobSpec, Market, NodeId, Outcome, PlacementPolicy,
+    Pool, Profile, Progress, Quote, RefusalKind, Resources, Retry, Scope, Shape, Signal, SignalTarget, Span,
+    StopWhy, TaskId, Timestamp, Usd, UsdPerHour, WaitReason,
 };
 use spotq_testkit::job;
 
@@ -103,7 +103,12 @@ fn exit() -> Exit {
 fn task_facts() -> Vec<Fact> {
     let (task, generation) = (TASK, GENERATION);
     vec![
-        Fact::JobSubmitted { job: JobId(7), uuid: "uuid".into(), client_key: "key".into(), spec: Box::new(job("train")) },
+        Fact::JobSubmitted {
+            job: JobId(7),
+            uuid: "uuid".into(),
+            client_key: "key".into(),
+            spec: Box::new(job("train")),
+        },
         Fact::TaskHeld { task, reason: HoldReason::User },
         Fact::TaskReleased { task },
         Fact::TaskWaits { task, reason: WaitReason::Queued, next_try: Timestamp(5) },
@@ -130,7 +135,14 @@ fn node_facts() -> Vec<Fact> {
     let (node, key, instance) = (NODE, EffectKey("launch-key".into()), InstanceId("i-1".into()));
     let shape = Shape { accelerator: Some("L4".into()), accelerator_count: 1, cpus: 4, memory_gib: 16 };
     vec![
-        Fact::NodeRequested { node, key: key.clone(), pool: pool(), shape, quote: quote(), expires_at: Timestamp(100) },
+        Fact::NodeRequested {
+            node,
+            key: key.clone(),
+            pool: pool(),
+            shape,
+            quote: quote(),
+            expires_at: Timestamp(100),
+        },
         Fact::NodeLaunched { node, instance: instance.clone(), quote: quote() },
         Fact::NodeRefused { node, kind: RefusalKind::InsufficientCapacity, message: "full".into() },
         Fact::NodeJoined { node },
@@ -203,7 +215,11 @@ fn value_facts() -> Vec<Fact> {
         .chain(stops.into_iter().map(|why| Fact::StopAsked { task, generation, why, deadline: Timestamp(9) }))
         .chain(endings.into_iter().map(|why| Fact::NodeEnding { node: NODE, why }))
         .chain(causes.into_iter().map(|cause| Fact::NodeGone { node: NODE, cause, ended_at: Timestamp(40) }))
-        .chain(refusals.into_iter().map(|kind| Fact::NodeRefused { node: NODE, kind, message: String::new() }))
+        .chain(refusals.into_iter().map(|kind| Fact::NodeRefused {
+            node: NODE,
+            kind,
+            message: String::new(),
+        }))
         .chain(scopes.into_iter().map(|scope| Fact::PoolCooled {
             scope,
             kind: RefusalKind::Denied,
@@ -245,7 +261,10 @@ fn full_job() -> JobSpec {
         setup: Some("pip install x".into()),
         workdir: Some("~/code".into()),
         env: [("KEY".to_owned(), "value".to_owned())].into(),
-        resources: Resources { any_of: vec![choice, Choice::default()], max_hourly: Some(UsdPerHour::nanos(5)) },
+        resources: Resources {
+            any_of: vec![choice, Choice::default()],
+            max_hourly: Some(UsdPerHour::nanos(5)),
+        },
         checkpoint: CheckpointSpec {
             dir: Some("ckpt".into()),
             interval: Some(Span::secs(60)),

@@ -41,7 +41,8 @@ async fn no_secret_is_printed_whatever_happens() {
     let world = World::new("secrets");
     let served = world.start().await;
     let (id, mut worker, grant) = served.running("a").await;
-    let refused = Worker::dial(&served.url, NodeId(1), "guessed-secret".into(), Vec::new()).await.unwrap_err();
+    let refused =
+        Worker::dial(&served.url, NodeId(1), "guessed-secret".into(), Vec::new()).await.unwrap_err();
     served.engine.handle.command(Input::Requeue { job: id }).await.unwrap();
     worker.report(grant, exited(3)).await.unwrap();
     let mut outputs = served.jobs().await;

@@ -20,7 +20,11 @@ async fn heartbeats_keep_a_lease_and_silence_loses_it() {
         beat.tick().await;
         old.heartbeat().await;
     }
-    assert_eq!(served.cluster().await.task(TaskId::only(id)).unwrap().generation.0, 1, "it was heard all the time");
+    assert_eq!(
+        served.cluster().await.task(TaskId::only(id)).unwrap().generation.0,
+        1,
+        "it was heard all the time"
+    );
     // From here on it is silent, though its connection stands.
     served.until("a second attempt", |c| c.task(TaskId::only(id)).unwrap().generation.0 == 2).await;
     let node = served.launched(id).await;
@@ -28,10 +32,19 @@ async fn heartbeats_keep_a_lease_and_silence_loses_it() {
     let mut new = served.worker(node, Vec::new()).await;
     let second = new.start_task().await;
     old.report(first, progress(9)).await.unwrap();
-    assert_eq!(old.stops.last().map(|stop| (stop.grant, stop.reason())), Some((Some(first), StopReason::Superseded)));
+    assert_eq!(
+        old.stops.last().map(|stop| (stop.grant, stop.reason())),
+        Some((Some(first), StopReason::Superseded))
+    );
     new.report(second, exited(0)).await.unwrap();
     let done = served.until("the end of the job", |c| phase(c, id) == "done").await;
-    let ends: Vec<_> = done.task(TaskId::only(id)).unwrap().attempts.iter().map(|a| a.end.as_ref().unwrap().name()).collect();
+    let ends: Vec<_> = done
+        .task(TaskId::only(id))
+        .unwrap()
+        .attempts
+        .iter()
+        .map(|a| a.end.as_ref().unwrap().name())
+        .collect();
     assert_eq!(ends, ["node_lost", "completed"]);
 }
 
@@ -82,7 +95,8 @@ async fn a_worker_that_does_not_listen_is_cut_off_and_served_again_when_it_comes
         }
         heard
     };
-    let heard = tokio::time::timeout(DEADLINE, heard).await.expect("its stream ends, or it would wait for ever");
+    let heard =
+        tokio::time::timeout(DEADLINE, heard).await.expect("its stream ends, or it would wait for ever");
     assert!(heard < 1200, "not all was kept for it: {heard}");
     let mut back = served.worker(node, Vec::new()).await;
     let grant = back.start_task().await;

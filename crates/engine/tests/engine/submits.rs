@@ -46,7 +46,9 @@ async fn answers_wait_until_what_they_saw_is_durable() {
     assert!(poll!(&mut seen).is_pending());
     let lists = world.cloud.lists();
     wait_until_async(DEADLINE, async || world.cloud.lists() > lists + 3, "some time").await.unwrap();
-    assert!(poll!(&mut first).is_pending() && poll!(&mut second).is_pending() && poll!(&mut seen).is_pending());
+    assert!(
+        poll!(&mut first).is_pending() && poll!(&mut second).is_pending() && poll!(&mut seen).is_pending()
+    );
     assert!(world.store.log().is_empty());
     world.store.release();
     let answers = (first.await.unwrap(), second.await.unwrap(), seen.await.unwrap());
@@ -65,7 +67,10 @@ async fn each_answer_of_a_slow_store_comes_after_its_record() {
             let key = format!("key-{n}");
             let submitted = handle.submit(key.clone(), job("slow")).await.unwrap();
             let text = String::from_utf8(store.log().concat()).unwrap();
-            assert!(text.contains(&format!("\"client_key\":\"{key}\"")), "{key} is acknowledged but not durable");
+            assert!(
+                text.contains(&format!("\"client_key\":\"{key}\"")),
+                "{key} is acknowledged but not durable"
+            );
             submitted.job
         }
     });

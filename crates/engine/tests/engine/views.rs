@@ -27,11 +27,13 @@ async fn a_watched_job_is_shown_now_on_changes_and_a_last_time() {
     let first = views.message().await.unwrap().unwrap();
     assert_eq!((first.phase.as_str(), first.progress), ("running", None));
     worker.report(grant, progress(7)).await.unwrap();
-    let seven = async { while views.message().await.unwrap().unwrap().progress.map(|p| p.step) != Some(7) {} };
+    let seven =
+        async { while views.message().await.unwrap().unwrap().progress.map(|p| p.step) != Some(7) {} };
     tokio::time::timeout(DEADLINE, seven).await.expect("progress is shown");
     // Newer than what is durable, as progress is made durable seldom.
     worker.report(grant, progress(8)).await.unwrap();
-    let eight = async { while views.message().await.unwrap().unwrap().progress.map(|p| p.step) != Some(8) {} };
+    let eight =
+        async { while views.message().await.unwrap().unwrap().progress.map(|p| p.step) != Some(8) {} };
     tokio::time::timeout(DEADLINE, eight).await.expect("progress is shown");
     worker.report(grant, exited(0)).await.unwrap();
     let mut last = None;
@@ -42,7 +44,10 @@ async fn a_watched_job_is_shown_now_on_changes_and_a_last_time() {
     };
     tokio::time::timeout(DEADLINE, rest).await.expect("the stream of a done job ends");
     let last = last.unwrap();
-    assert_eq!((last.phase.as_str(), last.outcome.as_deref(), last.exit_code), ("done", Some("completed"), Some(0)));
+    assert_eq!(
+        (last.phase.as_str(), last.outcome.as_deref(), last.exit_code),
+        ("done", Some("completed"), Some(0))
+    );
     assert_eq!(last.attempts.len(), 1);
     assert_eq!(last.attempts[0].end, "completed");
     assert!(last.started_ms >= Some(last.submitted_ms) && last.ended_ms >= last.started_ms);
@@ -94,12 +99,18 @@ async fn an_explanation_says_what_waits_and_what_would_change_it() {
     };
     assert!(explained.next.contains("max_hourly_cost"), "{explained:?}");
     assert_eq!(explained.pools.len(), 3);
-    assert!(explained.pools.iter().all(|pool| !pool.eligible && pool.why.contains("0.0100")), "{explained:?}");
+    assert!(
+        explained.pools.iter().all(|pool| !pool.eligible && pool.why.contains("0.0100")),
+        "{explained:?}"
+    );
     let spot = served.submit(JobSpec { hold: true, ..job("any") }).await;
     let pools = jobs.explain(request(spot)).await.unwrap().into_inner().pools;
     let ranks: Vec<_> = pools.iter().map(|pool| pool.rank).collect();
     assert_eq!(ranks, [1, 2, 3]);
-    assert!(pools[0].pool.ends_with("us-east-1a/c7i.xlarge/spot") && pools[2].pool.ends_with("on-demand"), "{pools:?}");
+    assert!(
+        pools[0].pool.ends_with("us-east-1a/c7i.xlarge/spot") && pools[2].pool.ends_with("on-demand"),
+        "{pools:?}"
+    );
 }
 
 /// A job that was preempted once and then completed, and whose nodes are gone.
@@ -152,7 +163,9 @@ async fn a_report_of_a_finished_job_is_the_same_each_time_and_after_a_restart() 
     let sum: i64 = first.segments.iter().map(|segment| segment.amount_nano_usd).sum();
     assert_eq!(report.cost.unwrap().billed_nano_usd, sum);
     let spot = Market::Spot.to_string();
-    assert!(first.segments.iter().all(|s| s.end_ms.is_some() && s.market == spot && s.price_source == "fake"));
+    assert!(
+        first.segments.iter().all(|s| s.end_ms.is_some() && s.market == spot && s.price_source == "fake")
+    );
     let all = served.reports().await.report(v1::ReportRequest { job_id: None }).await.unwrap().into_inner();
     assert_eq!(all.jobs, first.jobs);
 }
@@ -165,17 +178,20 @@ async fn the_history_parses_and_adds_up_to_the_same_report() {
     let id = finished(&served, &world).await;
     let other = served.submit(JobSpec { hold: true, ..job("other") }).await;
     let mut replayed = Cluster::default();
-    let mut stream = served.reports().await.events(v1::EventsRequest { job_id: None }).await.unwrap().into_inner();
+    let mut stream =
+        served.reports().await.events(v1::EventsRequest { job_id: None }).await.unwrap().into_inner();
     while let Some(line) = stream.message().await.unwrap() {
         assert!(!line.json.contains('\n'));
         assert_eq!(line.version, replayed.version.0);
-        apply(&mut replayed, &spotq_engine::decode_record(line.version, line.json.as_bytes()).unwrap()).unwrap();
+        apply(&mut replayed, &spotq_engine::decode_record(line.version, line.json.as_bytes()).unwrap())
+            .unwrap();
     }
     assert_eq!(replayed, served.cluster().await);
     let now = spotq_engine::now();
     let task = TaskId::only(id);
     assert_eq!(job_report(&replayed, task, now), job_report(&served.cluster().await, task, now));
-    let mut stream = served.reports().await.events(v1::EventsRequest { job_id: Some(id.0) }).await.unwrap().into_inner();
+    let mut stream =
+        served.reports().await.events(v1::EventsRequest { job_id: Some(id.0) }).await.unwrap().into_inner();
     let mut lines = 0;
     while let Some(line) = stream.message().await.unwrap() {
         assert!(!line.json.contains(&format!("\"job\":{other}")), "{}", line.json);
@@ -196,7 +212,8 @@ async fn a_drill_needs_a_node_and_then_is_a_preemption() {
     assert!(refused.message().contains("held") && refused.message().contains("try again"), "{refused}");
     let (id, _worker, _) = served.running("a").await;
     jobs.preempt(drill(id)).await.unwrap();
-    let cluster = served.until("a second attempt", |c| c.task(TaskId::only(id)).unwrap().attempts.len() == 2).await;
+    let cluster =
+        served.until("a second attempt", |c| c.task(TaskId::only(id)).unwrap().attempts.len() == 2).await;
     assert_eq!(cluster.task(TaskId::only(id)).unwrap().attempts[0].end.as_ref().unwrap().name(), "preempted");
     world.cloud.assert_nothing_early();
 }
@@ -218,12 +235,16 @@ async fn orders_change_the_job_and_the_answer_shows_it() {
         let view = jobs.cancel(request(id)).await.unwrap().into_inner().job.unwrap();
         assert_eq!(view.outcome.as_deref(), Some("cancelled"), "a done job never changes again");
     }
-    for refused in [jobs.hold(request(id)).await, jobs.requeue(request(id)).await, jobs.release(request(id)).await] {
+    for refused in
+        [jobs.hold(request(id)).await, jobs.requeue(request(id)).await, jobs.release(request(id)).await]
+    {
         let refused = refused.unwrap_err();
         assert_eq!(refused.code(), Code::FailedPrecondition);
         assert!(refused.message().contains("is done"), "{refused}");
     }
-    let of_job = |event: &spotq_model::Event| !matches!(event.fact, spotq_model::Fact::NodeGone { .. } | spotq_model::Fact::NodeLaunched { .. });
+    let of_job = |event: &spotq_model::Event| {
+        !matches!(event.fact, spotq_model::Fact::NodeGone { .. } | spotq_model::Fact::NodeLaunched { .. })
+    };
     assert!(!world.store.events()[after..].iter().any(of_job));
 }
 
@@ -272,7 +293,8 @@ async fn health_and_reflection_answer() {
         host: String::new(),
         message_request: Some(MessageRequest::ListServices(String::new())),
     };
-    let mut answers = reflection.server_reflection_info(tokio_stream::iter([request])).await.unwrap().into_inner();
+    let mut answers =
+        reflection.server_reflection_info(tokio_stream::iter([request])).await.unwrap().into_inner();
     let answer = answers.message().await.unwrap().unwrap().message_response;
     let Some(MessageResponse::ListServicesResponse(list)) = answer else { panic!("{answer:?}") };
     let names: Vec<_> = list.service.into_iter().map(|service| service.name).collect();

@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use spotq_model::{Cloud, Fact, InstanceId, Offer, Refusal, RefusalKind, Scope, Span, Usd};
 use spotq_provider::{
-    Billable, Call, CloudProvider, FakeProvider, Instance, InstanceChange, LaunchRequest, Launched, TerminateState,
+    Billable, Call, CloudProvider, FakeProvider, Instance, InstanceChange, LaunchRequest, Launched,
+    TerminateState,
 };
 use tokio::sync::broadcast;
 
@@ -133,10 +134,9 @@ impl CloudProvider for TestCloud {
     }
 
     async fn terminate(&self, instance: &InstanceId) -> Result<TerminateState, Refusal> {
-        self.check(
-            &format!("terminate {instance}"),
-            |fact| matches!(fact, Fact::NodeEnding { .. } | Fact::NodeOrphaned { .. }),
-        );
+        self.check(&format!("terminate {instance}"), |fact| {
+            matches!(fact, Fact::NodeEnding { .. } | Fact::NodeOrphaned { .. })
+        });
         self.fake.terminate(instance).await
     }
 
@@ -156,5 +156,10 @@ impl CloudProvider for TestCloud {
 
 /// A refusal of all of one cloud.
 pub fn cloud_refusal(kind: RefusalKind) -> Refusal {
-    Refusal { kind, scope: Scope::Cloud { cloud: Cloud::Aws }, cool_down: Span::secs(60), message: "told to".into() }
+    Refusal {
+        kind,
+        scope: Scope::Cloud { cloud: Cloud::Aws },
+        cool_down: Span::secs(60),
+        message: "told to".into(),
+    }
 }

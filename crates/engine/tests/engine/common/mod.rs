@@ -39,7 +39,8 @@ pub struct World {
 impl World {
     pub fn new(name: &str) -> World {
         let store = TestStore::new();
-        let policies = Policies { settle: Span::millis(50), back_off: Span::millis(10), ..Policies::default() };
+        let policies =
+            Policies { settle: Span::millis(50), back_off: Span::millis(10), ..Policies::default() };
         World {
             cloud: TestCloud::new(&store),
             store,

@@ -76,7 +76,10 @@ impl TestStore {
 
     /// The same, read.
     pub fn events(&self) -> Vec<Event> {
-        (0..).zip(self.log()).map(|(version, record)| spotq_engine::decode_record(version, &record).unwrap()).collect()
+        (0..)
+            .zip(self.log())
+            .map(|(version, record)| spotq_engine::decode_record(version, &record).unwrap())
+            .collect()
     }
 }
 
