@@ -60,9 +60,13 @@ pub async fn run(args: DaemonArgs) -> Result<(), DaemonError> {
     let address = listener.local_addr().map_err(|e| listen_error(&args.listen, &e))?;
     let store = open_store(data.join("store")).await?;
     let exe = std::env::current_exe().map_err(|e| DaemonError::Running(format!("find this program: {e}")))?;
-    let cloud = LocalCloud::connect_or_start(&data.join("cloud"), args.seed, &config.local.cloud, &exe).await?;
+    let cloud =
+        LocalCloud::connect_or_start(&data.join("cloud"), args.seed, &config.local.cloud, &exe).await?;
     let engine = EngineConfig {
-        policies: spotq_core::Policies { cluster: cluster_name(&config, &secret), ..config.local_policies()? },
+        policies: spotq_core::Policies {
+            cluster: cluster_name(&config, &secret),
+            ..config.local_policies()?
+        },
         store: Arc::new(store),
         provider: Arc::new(cloud.clone()),
         checkpoint_root: config
@@ -165,17 +169,21 @@ fn secret(data: &Path) -> Result<[u8; 32], DaemonError> {
     let path = data.join("secret");
     let fail = |detail: String| DaemonError::Data { path: path.clone(), detail };
     match std::fs::read(&path) {
-        Ok(bytes) => bytes
-            .try_into()
-            .map_err(|bytes: Vec<u8>| fail(format!("has {} bytes, expected 32; restore it from a backup", bytes.len()))),
+        Ok(bytes) => bytes.try_into().map_err(|bytes: Vec<u8>| {
+            fail(format!("has {} bytes, expected 32; restore it from a backup", bytes.len()))
+        }),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             let (a, b) = (uuid::Uuid::new_v4(), uuid::Uuid::new_v4());
             // Each has 122 random bits from the system; hashed, they are an even 256-bit key.
             let secret = *blake3::hash(&[*a.as_bytes(), *b.as_bytes()].concat()).as_bytes();
             let temporary = data.join("secret.new");
             let write = || -> std::io::Result<()> {
-                let mut file =
-                    std::fs::OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&temporary)?;
+                let mut file = std::fs::OpenOptions::new()
+                    .create(true)
+                    .truncate(true)
+                    .write(true)
+                    .mode(0o600)
+                    .open(&temporary)?;
                 file.write_all(&secret)?;
                 file.sync_all()?;
                 std::fs::rename(&temporary, &path)?;
@@ -192,9 +200,7 @@ fn secret(data: &Path) -> Result<[u8; 32], DaemonError> {
 async fn open_store(path: PathBuf) -> Result<SledStore, DaemonError> {
     let at = path.clone();
     let opened = tokio::task::spawn_blocking(move || SledStore::open(&path, SledOptions::default())).await;
-    opened
-        .map_err(|error| DaemonError::Running(error.to_string()))?
-        .map_err(|error| data_error(&at, &error))
+    opened.map_err(|error| DaemonError::Running(error.to_string()))?.map_err(|error| data_error(&at, &error))
 }
 
 fn data_error(path: &Path, error: &dyn std::fmt::Display) -> DaemonError {
@@ -207,7 +213,8 @@ fn cluster_name(config: &Config, secret: &[u8; 32]) -> String {
 }
 
 fn store_variables() -> BTreeMap<String, String> {
-    std::env::vars().filter(|(name, _)| name.starts_with(STORE_VARIABLES)).collect()
+    let ours = std::env::vars().filter(|(name, _)| name.starts_with(STORE_VARIABLES));
+    ours.map(|(name, value)| (format!("{}{name}", spotq_worker::STORE_PREFIX), value)).collect()
 }
 
 pub(crate) fn start_logging() {
@@ -215,7 +222,8 @@ pub(crate) fn start_logging() {
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
     // Somebody else's subscriber stays: this may be a library in a larger program.
     let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours);
+    let log =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours);
     let _ = log.try_init();
 }
 

@@ -13,6 +13,9 @@ use crate::tree::MARK;
 
 /// Given to the worker by whoever launches the node; must not reach the job.
 pub const JOIN_SECRET: &str = "SPOTQ_JOIN_SECRET";
+/// What the checkpoint store's client needs comes under this prefix. A job must not get it: the same rights reach the
+/// checkpoints of other jobs (INV-14).
+pub const STORE_PREFIX: &str = "SPOTQ_STORE_";
 
 /// Where things of one attempt are.
 #[derive(Debug, Clone)]
@@ -70,7 +73,7 @@ pub fn build(
     facts: &Facts<'_>,
 ) -> BTreeMap<OsString, OsString> {
     let mut env: BTreeMap<OsString, OsString> =
-        inherited.into_iter().filter(|(k, _)| k != JOIN_SECRET).collect();
+        inherited.into_iter().filter(|(name, _)| !is_ours(name)).collect();
     let path = search_path(env.get(OsStr::new("PATH")), facts.programs);
     let mut set = |key: &str, value: &OsStr| {
         env.insert(key.into(), value.into());
@@ -86,6 +89,21 @@ pub fn build(
         set(key, &value);
     }
     env
+}
+
+fn is_ours(name: &OsStr) -> bool {
+    name == JOIN_SECRET || name.to_string_lossy().starts_with(STORE_PREFIX)
+}
+
+/// The environment of the checkpoint store's client: the worker's own, and over it what came under the prefix.
+#[must_use]
+pub fn of_store(inherited: impl IntoIterator<Item = (OsString, OsString)>) -> BTreeMap<String, String> {
+    // A variable that is not text is none that a store's client reads.
+    let texts =
+        inherited.into_iter().filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
+    let (given, own): (Vec<_>, Vec<_>) = texts.partition(|(name, _)| name.starts_with(STORE_PREFIX));
+    let given = given.into_iter().map(|(name, value)| (name[STORE_PREFIX.len()..].to_owned(), value));
+    own.into_iter().chain(given).collect()
 }
 
 /// The node's own search path, with our programs last: they never hide one of the node's.
@@ -187,7 +205,12 @@ mod tests {
             cpus: 2,
             programs: Path::new("/opt/spotq"),
         };
-        let inherited = [(JOIN_SECRET, "hush"), ("HOME", "/root"), ("SPOTQ_NODE", "i-1")];
+        let inherited = [
+            (JOIN_SECRET, "hush"),
+            ("SPOTQ_STORE_AWS_SECRET_ACCESS_KEY", "hush"),
+            ("HOME", "/root"),
+            ("SPOTQ_NODE", "i-1"),
+        ];
         build(inherited.map(|(k, v)| (k.into(), v.into())), &facts)
     }
 
@@ -219,6 +242,15 @@ mod tests {
     fn our_programs_are_found_last() {
         assert_eq!(search_path(Some(&"/bin".into()), Path::new("/opt/spotq")), "/bin:/opt/spotq");
         assert_eq!(search_path(None, Path::new("/p")), "/usr/local/bin:/usr/bin:/bin:/p");
+    }
+
+    #[test]
+    fn the_store_gets_what_the_job_must_not() {
+        let inherited =
+            [("AWS_REGION", "a"), ("SPOTQ_STORE_AWS_REGION", "b"), ("SPOTQ_STORE_AWS_X", "c"), ("HOME", "/")];
+        let env = of_store(inherited.map(|(k, v)| (k.into(), v.into())));
+        let expected = [("AWS_REGION", "b"), ("AWS_X", "c"), ("HOME", "/")];
+        assert_eq!(env, expected.map(|(k, v)| (k.to_owned(), v.to_owned())).into());
     }
 
     #[test]

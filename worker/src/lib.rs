@@ -33,6 +33,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 pub use agent::Departure;
+pub use environment::STORE_PREFIX;
 pub use error::WorkerError;
 
 /// A program that is called by this name is to call [`worker_main`].

@@ -57,11 +57,13 @@ pub async fn observe(
     tell: mpsc::Sender<Sight>,
 ) {
     // Without it the habit stays unknown and an unknown saver has to be quiet for long, which is the safe side.
-    let mut renames = Renames::watch(&dir).inspect_err(|error| tracing::info!(%error, "no news of renames")).ok();
+    let mut renames =
+        Renames::watch(&dir).inspect_err(|error| tracing::info!(%error, "no news of renames")).ok();
     let mut told_progress: Option<Instant> = None;
     loop {
         let began = Instant::now();
-        let habit = renames.as_mut().map_or(Habit::Unknown, |renames| renames.look(|| has_writer(&tree, &dir)));
+        let habit =
+            renames.as_mut().map_or(Habit::Unknown, |renames| renames.look(|| has_writer(&tree, &dir)));
         let looker = {
             let mut seen = lock(&seen);
             seen.saves.learn(habit);

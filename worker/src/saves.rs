@@ -170,7 +170,15 @@ impl Saves {
         };
         let temporary = globs(temporary_names(profile).iter().copied()).map_err(|e| e.to_string())?;
         let looker = Looker { profile, complete_when, temporary };
-        Ok(Saves { declared: profile, looker, quiet, same_since: None, busy_since: None, announced: None, held: false })
+        Ok(Saves {
+            declared: profile,
+            looker,
+            quiet,
+            same_since: None,
+            busy_since: None,
+            announced: None,
+            held: false,
+        })
     }
 
     #[must_use]

@@ -87,8 +87,7 @@ impl Uploads {
         outputs: &[String],
     ) -> Result<Uploads, String> {
         let open = |url: &str| {
-            let env =
-                std::env::vars_os().filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
+            let env = crate::environment::of_store(std::env::vars_os());
             Repository::from_url(url, address.key.clone(), env, Options::default()).map_err(|e| e.to_string())
         };
         let temporary: Vec<String> =

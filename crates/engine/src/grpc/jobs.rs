@@ -46,7 +46,8 @@ impl Jobs {
         let request = request.into_inner();
         let id = super::task_id(request.job_id, request.task_index);
         let config = self.shared.config.clone();
-        let job = self.shared.handle.ask(Some(input(id.job)), move |seen| view::job(&config, seen, id)).await?;
+        let job =
+            self.shared.handle.ask(Some(input(id.job)), move |seen| view::job(&config, seen, id)).await?;
         Ok(Response::new(v1::JobReply { job: Some(job.ok_or_else(|| super::no_such_job(id))?) }))
     }
 
@@ -129,7 +130,10 @@ impl v1::jobs_server::Jobs for Jobs {
         let id = super::task_id(request.job_id, request.task_index);
         let before = self.view(id).await?;
         if before.node.as_ref().is_none_or(|node| !matches!(node.state.as_str(), "booting" | "ready")) {
-            let text = format!("job {id} is {}: there is no node to interrupt; try again when it runs", before.phase);
+            let text = format!(
+                "job {id} is {}: there is no node to interrupt; try again when it runs",
+                before.phase
+            );
             return Err(Status::failed_precondition(text));
         }
         let notice = Span(request.notice_ms);
@@ -149,7 +153,8 @@ impl v1::jobs_server::Jobs for Jobs {
         let reply = self.shared.handle.query(move |seen| {
             let wanted = |task: &&Task| {
                 let user = seen.cluster.spec(task.id).map(|spec| spec.user.as_str());
-                (request.include_done || !task.is_done()) && (request.user.is_none() || request.user.as_deref() == user)
+                (request.include_done || !task.is_done())
+                    && (request.user.is_none() || request.user.as_deref() == user)
             };
             let tasks = seen.cluster.jobs.values().flat_map(|job| job.tasks.values()).filter(wanted);
             let total = tasks.clone().count() as u64;
@@ -223,12 +228,16 @@ impl v1::jobs_server::Jobs for Jobs {
     }
 }
 
-/// Sends the job now, on changes, and a last time when it is done.
+/// Sends the job now, on changes, and a last time when it is done. The spec never changes and may be large, so only
+/// the first view has it.
 async fn watch(shared: Shared, id: TaskId, tx: mpsc::Sender<Result<v1::JobView, Status>>) {
     let mut handle = shared.handle.clone();
-    loop {
+    for view_number in 0_u64.. {
         let config = shared.config.clone();
-        let Ok(Some(view)) = handle.query(move |seen| view::job(&config, seen, id)).await else { return };
+        let Ok(Some(mut view)) = handle.query(move |seen| view::job(&config, seen, id)).await else { return };
+        if view_number > 0 {
+            view.spec = None;
+        }
         let done = view.outcome.is_some();
         if tx.send(Ok(view)).await.is_err() || done {
             return;
