@@ -1,9 +1,11 @@
-//! Checks of the project on itself: `cargo run -p xtask -- tidy` and `check-deps`.
+//! Checks of the project on itself: `cargo run -p xtask -- tidy` and `check-deps`, and with the feature `bench` its speed.
 //!
 //! It reads the repository and prints what it found; it never changes a file.
 
 #![expect(clippy::print_stdout, reason = "a command-line tool: what it found is its output")]
 
+#[cfg(feature = "bench")]
+mod bench;
 mod check_deps;
 mod tidy;
 
@@ -47,6 +49,9 @@ enum Task {
     Tidy,
     /// The order of the crates, and what the pure ones and the CLI may pull in
     CheckDeps,
+    /// Speed, as ratios to what the machine could do at best
+    #[cfg(feature = "bench")]
+    Bench(bench::BenchArgs),
 }
 
 fn main() -> anyhow::Result<ExitCode> {
@@ -54,6 +59,8 @@ fn main() -> anyhow::Result<ExitCode> {
     let (task, mut violations) = match Args::parse().task {
         Task::Tidy => ("tidy", tidy::run(&root)?),
         Task::CheckDeps => ("check-deps", check_deps::run(&root)?),
+        #[cfg(feature = "bench")]
+        Task::Bench(args) => return bench::run(&root, &args),
     };
     violations.sort();
     for violation in &violations {

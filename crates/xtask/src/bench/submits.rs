@@ -1,0 +1,240 @@
+//! Durable submits: through the engine in this process beside a bare sled group commit of the same bytes, and over gRPC
+//! beside an empty unary call to the same server.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use spotq_core::Policies;
+use spotq_engine::{ClusterSecret, EngineConfig, Handle, Running};
+use spotq_model::JobSpec;
+use spotq_proto::v1::SubmitRequest;
+use spotq_proto::v1::jobs_client::JobsClient;
+use spotq_provider::FakeProvider;
+use spotq_store_sled::{BatchRecorder, SledOptions, SledStore, bare_group_commit};
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tonic::transport::{Channel, Endpoint};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_client::HealthClient;
+
+use super::{Figure, Wanted, median, say};
+
+/// The number of callers that the targets are for.
+const CALLERS: usize = 128;
+/// And those of the curve.
+const CURVE: [usize; 5] = [1, 8, 32, 128, 512];
+/// Disks and neighbours are moody; the median of so many rounds is not.
+const ROUNDS: usize = 5;
+/// Submits of one round: a second or so.
+const SUBMITS: usize = 8_000;
+/// Of one point of the curve; a single caller waits for the device each time.
+const SUBMITS_CURVE: usize = 4_000;
+const SUBMITS_ALONE: usize = 500;
+/// Connections that the callers of gRPC share.
+const CHANNELS: usize = 8;
+/// Both sides of 60 per cent that are wanted.
+const RATIO_WANTED: f64 = 0.6;
+
+pub fn measure(dir: &Path) -> anyhow::Result<Vec<Figure>> {
+    let mut figures = in_process(dir)?;
+    figures.extend(over_grpc(dir)?);
+    Ok(figures)
+}
+
+fn in_process(dir: &Path) -> anyhow::Result<Vec<Figure>> {
+    let mut ratios = Vec::new();
+    let mut seen = String::new();
+    for round in 0..ROUNDS {
+        let pair = engine_beside_bare(&dir.join(format!("engine-{round}")), CALLERS, SUBMITS)?;
+        seen = format!("{:.0}/s, bare {:.0}/s in {} commits", pair.ours, pair.best, pair.commits);
+        say(&format!("{CALLERS} callers in the process: {seen}"));
+        ratios.push(pair.ours / pair.best);
+    }
+    let name = format!("durable submits, {CALLERS} callers, of a bare group commit");
+    let mut figures = vec![Figure::new(name, median(&mut ratios), "", Wanted::AtLeast(RATIO_WANTED), seen)];
+    for callers in CURVE {
+        let submits = if callers == 1 { SUBMITS_ALONE } else { SUBMITS_CURVE };
+        let pair = engine_beside_bare(&dir.join(format!("curve-{callers}")), callers, submits)?;
+        let from = format!("bare {:.0}/s, ratio {:.2}", pair.best, pair.ours / pair.best);
+        figures.push(Figure::new(
+            format!("durable submits, {callers} callers"),
+            pair.ours,
+            "/s",
+            Wanted::Nothing,
+            from,
+        ));
+    }
+    Ok(figures)
+}
+
+struct Pair {
+    ours: f64,
+    best: f64,
+    commits: usize,
+}
+
+/// Submits through the engine, then writes the very same group commits with nothing round them.
+fn engine_beside_bare(dir: &Path, callers: usize, submits: usize) -> anyhow::Result<Pair> {
+    let (store_dir, bare_dir) = (dir.join("store"), dir.join("bare"));
+    std::fs::create_dir_all(&bare_dir)?;
+    let recorder = BatchRecorder::default();
+    let options = SledOptions { recorder: Some(recorder.clone()), ..SledOptions::default() };
+    let cache_bytes = options.cache_bytes;
+    let store = SledStore::open(&store_dir, options)?;
+    let runtime = multi_thread()?;
+    let took = runtime.block_on(async {
+        let engine = start(dir, store).await?;
+        // What it wrote to become the leader is not part of it.
+        drop(recorder.take());
+        let took = drive(callers, submits, |caller| {
+            let handle = engine.handle.clone();
+            Box::new(move |number| submit(handle.clone(), format!("{caller}-{number}")))
+        })
+        .await?;
+        engine.stop().await?;
+        anyhow::Ok(took)
+    })?;
+    drop(runtime);
+    let batches = recorder.take();
+    let bare = bare_group_commit(&bare_dir, &batches, cache_bytes)?;
+    std::fs::remove_dir_all(dir)?;
+    let rate = |took: Duration| submits as f64 / took.as_secs_f64();
+    Ok(Pair { ours: rate(took), best: rate(bare), commits: batches.len() })
+}
+
+fn over_grpc(dir: &Path) -> anyhow::Result<Vec<Figure>> {
+    let dir = dir.join("grpc");
+    let store = SledStore::open(&dir.join("store"), SledOptions::default())?;
+    // The server has threads of its own, as it would in a process of its own.
+    let (server, clients) = (multi_thread()?, multi_thread()?);
+    let engine = server.block_on(start(&dir, store))?;
+    let listener = server.block_on(TcpListener::bind("127.0.0.1:0"))?;
+    let address = format!("http://{}", listener.local_addr()?);
+    let serving = server.spawn(spotq_engine::serve(&engine, listener, std::future::pending()));
+    let figures = clients.block_on(async {
+        let mut channels = Vec::new();
+        for _ in 0..CHANNELS {
+            channels.push(Endpoint::from_shared(address.clone())?.tcp_nodelay(true).connect().await?);
+        }
+        // The first calls of a connection set it up.
+        call_empty(&channels, CALLERS, SUBMITS_ALONE).await?;
+        let mut ratios = Vec::new();
+        let mut seen = String::new();
+        for round in 0..ROUNDS {
+            let empty = SUBMITS as f64 / call_empty(&channels, CALLERS, SUBMITS).await?.as_secs_f64();
+            let ours = SUBMITS as f64 / call_submit(&channels, CALLERS, SUBMITS, round).await?.as_secs_f64();
+            seen = format!("{ours:.0}/s, empty calls {empty:.0}/s");
+            say(&format!("{CALLERS} callers over gRPC: {seen}"));
+            ratios.push(ours / empty);
+        }
+        let name = format!("submits over gRPC, {CALLERS} callers, of an empty call");
+        let mut figures =
+            vec![Figure::new(name, median(&mut ratios), "", Wanted::AtLeast(RATIO_WANTED), seen)];
+        for callers in CURVE {
+            let calls = if callers == 1 { SUBMITS_ALONE } else { SUBMITS_CURVE };
+            let empty = calls as f64 / call_empty(&channels, callers, calls).await?.as_secs_f64();
+            let ours =
+                calls as f64 / call_submit(&channels, callers, calls, 1000 + callers).await?.as_secs_f64();
+            let from = format!("empty calls {empty:.0}/s, ratio {:.2}", ours / empty);
+            let name = format!("submits over gRPC, {callers} callers");
+            figures.push(Figure::new(name, ours, "/s", Wanted::Nothing, from));
+        }
+        anyhow::Ok(figures)
+    })?;
+    serving.abort();
+    server.block_on(engine.stop())?;
+    Ok(figures)
+}
+
+async fn call_empty(channels: &[Channel], callers: usize, calls: usize) -> anyhow::Result<Duration> {
+    drive(callers, calls, |caller| {
+        let client = HealthClient::new(channels[caller % channels.len()].clone());
+        Box::new(move |_| {
+            let mut client = client.clone();
+            async move {
+                client.check(HealthCheckRequest::default()).await?;
+                Ok(())
+            }
+        })
+    })
+    .await
+}
+
+async fn call_submit(
+    channels: &[Channel],
+    callers: usize,
+    calls: usize,
+    round: usize,
+) -> anyhow::Result<Duration> {
+    drive(callers, calls, |caller| {
+        let client = JobsClient::new(channels[caller % channels.len()].clone());
+        Box::new(move |number| {
+            let mut client = client.clone();
+            let client_key = format!("{round}-{caller}-{number}");
+            async move {
+                client.submit(SubmitRequest { client_key, spec: Some((&job()).into()) }).await?;
+                Ok(())
+            }
+        })
+    })
+    .await
+}
+
+/// So many callers, each of which waits for its answer before it asks again.
+async fn drive<Call: Future<Output = anyhow::Result<()>> + Send + 'static>(
+    callers: usize,
+    calls: usize,
+    caller: impl Fn(usize) -> Box<dyn Fn(usize) -> Call + Send + Sync>,
+) -> anyhow::Result<Duration> {
+    let started = Instant::now();
+    let tasks: Vec<_> = (0..callers)
+        .map(|number| {
+            let call = caller(number);
+            let mine = calls / callers + usize::from(number < calls % callers);
+            tokio::spawn(async move {
+                for index in 0..mine {
+                    call(index).await?;
+                }
+                anyhow::Ok(())
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.context("a caller panicked")??;
+    }
+    Ok(started.elapsed())
+}
+
+async fn submit(handle: Handle, key: String) -> anyhow::Result<()> {
+    handle.submit(key, job()).await?;
+    Ok(())
+}
+
+/// On hold, so that the planner, which is not measured here, has nothing to do.
+fn job() -> JobSpec {
+    JobSpec { hold: true, ..spotq_testkit::job("bench") }
+}
+
+async fn start(dir: &Path, store: SledStore) -> anyhow::Result<Running> {
+    let config = EngineConfig {
+        policies: Policies::default(),
+        store: Arc::new(store),
+        provider: Arc::new(FakeProvider::with_small_market()),
+        data_dir: dir.to_path_buf(),
+        checkpoint_root: format!("file://{}", dir.join("checkpoints").display()),
+        secret: ClusterSecret::new([7; 32]),
+        server_url: "http://127.0.0.1:1".into(),
+        worker_env: std::collections::BTreeMap::default(),
+        poll_every: Duration::from_secs(1),
+        heartbeat: Duration::from_secs(1),
+        dead_man: Duration::from_secs(600),
+        snapshot_every: EngineConfig::SNAPSHOT_EVERY,
+    };
+    Ok(spotq_engine::start(config).await?)
+}
+
+fn multi_thread() -> anyhow::Result<Runtime> {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start a runtime")
+}
