@@ -3,8 +3,8 @@
 
 use spotq_core::{Attempt, Cluster, Loss, Phase, Policies, Stop, apply, classify, decide};
 use spotq_model::{
-    AttemptEnd, EffectKey, Event, Exit, Fact, Generation, GoneCause, Input, InstanceId, JobId, JobSpec,
-    NodeId, Offer, Outcome, Report, Retry, Span, StopWhy, TaskId, Timestamp, WaitReason,
+    AttemptEnd, Checkpoint, EffectKey, Event, Exit, Fact, Generation, GoneCause, Input, InstanceId, JobId,
+    JobSpec, NodeId, Offer, Outcome, Report, Retry, Span, StopWhy, TaskId, Timestamp, WaitReason,
 };
 use spotq_testkit::{job, offer};
 
@@ -148,6 +148,16 @@ fn the_preemption_budget_counts_preemptions_alone() {
 }
 
 #[test]
+fn a_spot_pool_that_took_a_node_back_is_left_alone_for_a_while() {
+    let mut world = Running::start(job("train"));
+    world.preempt();
+    let pool = &world.c.nodes[&NODE].pool;
+    let until = world.at + Policies::default().preempted_cool_down;
+    assert_eq!(world.c.cool_down(pool, world.at).map(|rest| rest.until), Some(until));
+    assert_eq!(world.c.cool_down(pool, until), None);
+}
+
+#[test]
 fn losses_without_progress_end_and_a_refused_launch_is_no_loss() {
     let mut world = Running::start(job("train"));
     let most = u64::from(Policies::default().fruitless_losses_max);
@@ -221,6 +231,33 @@ fn a_fence_of_a_newer_generation_raises_the_next_one_above_it() {
     assert_eq!(world.c.task(TASK).unwrap().generation, Generation(8));
 }
 
+#[test]
+fn only_a_damaged_checkpoint_may_be_passed_over_and_it_is_not_asked_for_again() {
+    let mut world = Running::start(job("train"));
+    let (old, new) = (checkpoint(1), checkpoint(2));
+    world.report(Report::Committed { checkpoint: old.clone() });
+    world.report(Report::Committed { checkpoint: new });
+    world.preempt();
+    world.accept_again(Generation(2));
+    world.report(Report::Restored { from: Some(old.clone()), fell_back: 0 });
+    let ended = world.c.task(TASK).unwrap().attempts[1].end.clone().unwrap();
+    assert_eq!(name(&ended), "node_lost", "INV-06: the newer one was not damaged");
+    world.accept_again(Generation(3));
+    world.report(Report::Restored { from: Some(old.clone()), fell_back: 1 });
+    world.report(Report::Started);
+    assert!(matches!(world.phase(), Phase::Running { .. }), "{:?}", world.phase());
+    world.preempt();
+    world.accept_again(Generation(4));
+    world.report(Report::Restored { from: Some(old), fell_back: 0 });
+    world.report(Report::Started);
+    assert!(
+        matches!(world.phase(), Phase::Running { .. }),
+        "the damaged one is out of the way: {:?}",
+        world.phase()
+    );
+    assert_eq!(spotq_core::invariants::check(&world.c), []);
+}
+
 /// A cluster with one task, whose command runs.
 struct Running {
     c: Cluster,
@@ -248,6 +285,11 @@ impl Running {
             self.report(report);
         }
         assert!(matches!(self.phase(), Phase::Running { .. }), "{:?}", self.phase());
+    }
+
+    fn accept_again(&mut self, generation: Generation) {
+        self.node = self.place(generation, true);
+        self.report(Report::Accepted);
     }
 
     /// Puts the task on a new node; `up`: one that is there already.
@@ -316,6 +358,19 @@ fn attempt(stop: Option<StopWhy>, noticed: bool) -> Attempt {
 
 fn name(end: &AttemptEnd) -> &'static str {
     end.name()
+}
+
+fn checkpoint(sequence: u64) -> Checkpoint {
+    Checkpoint {
+        sequence,
+        log_sequence: sequence,
+        generation: FIRST,
+        step: Some(sequence * 10),
+        bytes_total: 1,
+        bytes_uploaded: 1,
+        saved_at: Timestamp(1_000_000),
+        manifest_hash: "00".into(),
+    }
 }
 
 fn exit(code: i32) -> Exit {

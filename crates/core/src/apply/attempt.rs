@@ -78,7 +78,7 @@ pub(super) fn apply_attempt(c: &mut Cluster, at: Timestamp, fact: &Fact) -> Appl
             in_phase(c, *task, &["restoring", "draining"])?;
             let attempt = not_started(c, *task, *generation)?;
             attempt.resumed.clone_from(from);
-            attempt.fell_back = *fell_back;
+            attempt.fell_back = attempt.fell_back.max(*fell_back);
             if *fell_back > 0 {
                 // What was passed over is quarantined: the next attempt is not expected to find it.
                 task_mut(c, *task)?.checkpoint.clone_from(from);

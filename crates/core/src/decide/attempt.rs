@@ -83,7 +83,7 @@ fn restored(
         committed.find(|known| known.sequence == from.sequence && known.generation == from.generation)
     });
     let from = known.or(from).cloned();
-    let is_news = from != attempt.resumed || fell_back != attempt.fell_back;
+    let is_news = from != attempt.resumed || fell_back > attempt.fell_back;
     // The first start of a task restores nothing, which looks like not having restored yet.
     if !is_news && (from.is_some() || fell_back > 0) {
         return Vec::new();

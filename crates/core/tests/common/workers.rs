@@ -46,13 +46,12 @@ impl CheckpointStore {
         checkpoint
     }
 
-    /// The newest checkpoint after passing over `damaged` more of them, which are quarantined for good. Says how many
-    /// newer ones are in quarantine, whoever found them damaged.
+    /// The newest checkpoint after passing over `damaged` newer ones, which are quarantined for good: nobody after this
+    /// one is told of them again.
     pub fn restore(&mut self, damaged: usize) -> (Option<Checkpoint>, u32) {
-        self.log.truncate(self.log.len().saturating_sub(damaged));
-        let newest = self.log.last().cloned();
-        let passed_over = self.written - newest.as_ref().map_or(0, |newest| newest.sequence);
-        (newest, u32::try_from(passed_over).unwrap())
+        let passed_over = damaged.min(self.log.len());
+        self.log.truncate(self.log.len() - passed_over);
+        (self.log.last().cloned(), u32::try_from(passed_over).unwrap())
     }
 }
 

@@ -18,6 +18,8 @@ use super::workers::{CheckpointStore, Stage, Workers};
 const ROUND: Span = Span::secs(5);
 /// Rounds within which an honest world finishes all work: the longest cool-downs and pauses, several times over.
 const ROUNDS_MAX: u32 = 2000;
+/// Rounds within which idle nodes and strangers are gone: several times the idle time and the lag of a list.
+const IDLE_ROUNDS_MAX: u32 = 40;
 /// Jobs of this name end with exit code 1.
 pub const FAILING: &str = "fails";
 
@@ -71,13 +73,19 @@ impl World {
         let held: Vec<_> = self.core.cluster.jobs.keys().copied().collect();
         held.into_iter().for_each(|job| drop(self.feed(&Input::Release { job })));
         self.reconnect();
-        for round in 0..ROUNDS_MAX {
-            if self.all_done() && self.core.cluster.live.is_empty() {
-                return self.core.check_replay();
+        self.rounds_until(ROUNDS_MAX, "the tasks are done", World::all_done);
+        self.rounds_until(IDLE_ROUNDS_MAX, "nothing is paid any more", World::nothing_is_paid);
+        self.core.check_replay();
+    }
+
+    fn rounds_until(&mut self, most: u32, what: &str, holds: fn(&World) -> bool) {
+        for _ in 0..most {
+            if holds(self) {
+                return;
             }
-            assert!(round + 1 < ROUNDS_MAX, "after {ROUNDS_MAX} honest rounds:\n{}", self.unfinished());
             self.round();
         }
+        panic!("{most} honest rounds, and it does not hold that {what}:\n{}", self.unfinished());
     }
 
     /// The cloud, the workers and the scheduler do what they owe each other.
@@ -195,13 +203,20 @@ impl World {
         self.core.cluster.jobs.values().flat_map(|job| job.tasks.values()).all(spotq_core::Task::is_done)
     }
 
+    /// INV-03, from both sides: we know of no node, and the cloud has none.
+    fn nothing_is_paid(&self) -> bool {
+        self.core.cluster.live.is_empty()
+            && self.cloud.instances.iter().all(|instance| instance.gone.is_some())
+    }
+
     fn unfinished(&self) -> String {
         let c = &self.core.cluster;
         let tasks = c.jobs.values().flat_map(|job| job.tasks.values()).filter(|task| !task.is_done());
         let tasks: Vec<_> = tasks.map(|task| (task.id, &task.phase, task.last_attempt())).collect();
         let nodes: Vec<_> =
             c.live_nodes().map(|node| (node.id, node.state, &node.holder, &node.instance)).collect();
-        format!("{tasks:#?}\n{nodes:#?}")
+        let up: Vec<_> = self.cloud.instances.iter().filter(|instance| instance.gone.is_none()).collect();
+        format!("{tasks:#?}\n{nodes:#?}\n{up:#?}")
     }
 
     /// INV-11: each task has one end in the log, and nothing about it after.
