@@ -206,7 +206,6 @@ fn value_facts() -> Vec<Fact> {
         RefusalKind::InvalidRequest,
         RefusalKind::Transient,
     ];
-    let scopes = scopes();
     let ended = |end| Fact::AttemptEnded { task, generation, end, exit: None, floor: None };
     ends.into_iter()
         .map(ended)
@@ -220,7 +219,7 @@ fn value_facts() -> Vec<Fact> {
             kind,
             message: String::new(),
         }))
-        .chain(scopes.into_iter().map(|scope| Fact::PoolCooled {
+        .chain(scopes().into_iter().map(|scope| Fact::PoolCooled {
             scope,
             kind: RefusalKind::Denied,
             until: Timestamp(50),
