@@ -101,6 +101,7 @@ pub async fn run(config: Config) -> Result<Departure, WorkerError> {
         }
         agent.send_all();
         agent.forget_settled();
+        agent.update_durable();
         if let Some(departure) = agent.departure() {
             break departure;
         }
@@ -317,7 +318,6 @@ impl Agent {
             self.running.remove(&told.id);
         }
         warn_of(self.outbox.report(told.id, told.at.0, told.what), "keep a report");
-        self.update_durable();
     }
 
     fn on_cloud(&mut self, says: CloudSays) {
@@ -332,7 +332,6 @@ impl Agent {
                 self.running.values().for_each(|handle| handle.send(Input::NoticeWithdrawn));
             }
         }
-        self.update_durable();
     }
 
     fn on_beat(&mut self) {
@@ -415,9 +414,10 @@ impl Agent {
         }
     }
 
-    /// A cloud that asks for consent gets it when a noticed node has nothing left to save.
+    /// A cloud that asks for consent gets it when a noticed node has nothing left to save or to tell: it may take the
+    /// node at once, and what the scheduler has not heard by then, it never hears.
     fn update_durable(&self) {
-        let durable = self.notice.is_some() && self.running.is_empty();
+        let durable = self.notice.is_some() && self.running.is_empty() && self.outbox.is_empty();
         self.durable.send_if_modified(|current| std::mem::replace(current, durable) != durable);
     }
 
