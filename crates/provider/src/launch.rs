@@ -26,7 +26,7 @@ pub struct LaunchRequest {
 }
 
 /// What the worker on the new node needs to join.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Bootstrap {
     /// URL that the worker dials.
     pub server: String,
@@ -34,6 +34,17 @@ pub struct Bootstrap {
     pub join_secret: Secret,
     /// More environment for the worker.
     pub env: BTreeMap<String, String>,
+}
+
+/// Of the environment only the names are shown: the values may be credentials (INV-14).
+impl fmt::Debug for Bootstrap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bootstrap")
+            .field("server", &self.server)
+            .field("join_secret", &self.join_secret)
+            .field("env", &self.env.keys())
+            .finish()
+    }
 }
 
 /// A launch that the cloud accepted.
@@ -70,6 +81,17 @@ impl fmt::Debug for Secret {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_environment_of_a_worker_shows_names_only() {
+        let bootstrap = Bootstrap {
+            server: "http://127.0.0.1:1".into(),
+            join_secret: Secret::new("hush"),
+            env: BTreeMap::from([("AWS_SECRET_ACCESS_KEY".into(), "hush".into())]),
+        };
+        let shown = format!("{bootstrap:?}");
+        assert!(shown.contains("AWS_SECRET_ACCESS_KEY") && !shown.contains("hush"), "{shown}");
+    }
 
     #[test]
     fn a_secret_does_not_print() {
