@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    AttemptEnd, EffectKey, Generation, GoneCause, HoldReason, InstanceId, JobId, JobSpec, NodeId, Outcome, Pool, Quote,
-    RefusalKind, Scope, Shape, Span, TaskId, Timestamp, WaitReason,
+    AttemptEnd, EffectKey, Generation, GoneCause, HoldReason, InstanceId, JobId, JobSpec, NodeId, Outcome,
+    Pool, Quote, RefusalKind, Scope, Shape, Span, TaskId, Timestamp, WaitReason,
 };
 
 /// The version of the disk format. Old ones are read for ever.
@@ -28,20 +28,67 @@ pub struct EventRecord {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "fact")]
 pub enum Fact {
-    JobSubmitted { job: JobId, uuid: String, client_key: String, spec: Box<JobSpec> },
-    TaskHeld { task: TaskId, reason: HoldReason },
-    TaskReleased { task: TaskId },
+    JobSubmitted {
+        job: JobId,
+        uuid: String,
+        client_key: String,
+        spec: Box<JobSpec>,
+    },
+    TaskHeld {
+        task: TaskId,
+        reason: HoldReason,
+    },
+    TaskReleased {
+        task: TaskId,
+    },
     /// The one reason why the task waits, and when it is looked at again.
-    TaskWaits { task: TaskId, reason: WaitReason, next_try: Timestamp },
-    AttemptPlaced { task: TaskId, generation: Generation, node: NodeId },
-    AttemptAccepted { task: TaskId, generation: Generation },
-    AttemptRestored { task: TaskId, generation: Generation, from: Option<Checkpoint>, fell_back: u32 },
-    AttemptStarted { task: TaskId, generation: Generation },
-    AttemptProgressed { task: TaskId, generation: Generation, progress: Progress },
-    CheckpointCommitted { task: TaskId, generation: Generation, checkpoint: Checkpoint },
-    StopAsked { task: TaskId, generation: Generation, why: StopWhy, deadline: Timestamp },
+    TaskWaits {
+        task: TaskId,
+        reason: WaitReason,
+        next_try: Timestamp,
+    },
+    AttemptPlaced {
+        task: TaskId,
+        generation: Generation,
+        node: NodeId,
+    },
+    AttemptAccepted {
+        task: TaskId,
+        generation: Generation,
+    },
+    AttemptRestored {
+        task: TaskId,
+        generation: Generation,
+        from: Option<Checkpoint>,
+        fell_back: u32,
+    },
+    AttemptStarted {
+        task: TaskId,
+        generation: Generation,
+    },
+    AttemptProgressed {
+        task: TaskId,
+        generation: Generation,
+        progress: Progress,
+    },
+    CheckpointCommitted {
+        task: TaskId,
+        generation: Generation,
+        checkpoint: Checkpoint,
+    },
+    StopAsked {
+        task: TaskId,
+        generation: Generation,
+        why: StopWhy,
+        deadline: Timestamp,
+    },
     /// The command ended badly; held until `until`, in case its node turns out to be lost.
-    AttemptExited { task: TaskId, generation: Generation, exit: Exit, until: Timestamp },
+    AttemptExited {
+        task: TaskId,
+        generation: Generation,
+        exit: Exit,
+        until: Timestamp,
+    },
     /// `floor`: the checkpoint store has seen this generation, so the next one must be higher.
     AttemptEnded {
         task: TaskId,
@@ -50,22 +97,74 @@ pub enum Fact {
         exit: Option<Exit>,
         floor: Option<Generation>,
     },
-    TaskDone { task: TaskId, outcome: Outcome },
-    NodeRequested { node: NodeId, key: EffectKey, pool: Pool, shape: Shape, quote: Quote, expires_at: Timestamp },
-    NodeLaunched { node: NodeId, instance: InstanceId, quote: Quote },
+    TaskDone {
+        task: TaskId,
+        outcome: Outcome,
+    },
+    NodeRequested {
+        node: NodeId,
+        key: EffectKey,
+        pool: Pool,
+        shape: Shape,
+        quote: Quote,
+        expires_at: Timestamp,
+    },
+    NodeLaunched {
+        node: NodeId,
+        instance: InstanceId,
+        quote: Quote,
+    },
     /// The cloud refused; nothing is paid.
-    NodeRefused { node: NodeId, kind: RefusalKind, message: String },
-    NodeJoined { node: NodeId },
-    NodeNoticed { node: NodeId, deadline: Timestamp, source: String },
-    NoticeWithdrawn { node: NodeId },
-    NodeEnding { node: NodeId, why: EndWhy },
-    NodeGone { node: NodeId, cause: GoneCause, ended_at: Timestamp },
+    NodeRefused {
+        node: NodeId,
+        kind: RefusalKind,
+        message: String,
+    },
+    NodeJoined {
+        node: NodeId,
+    },
+    NodeNoticed {
+        node: NodeId,
+        deadline: Timestamp,
+        source: String,
+    },
+    NoticeWithdrawn {
+        node: NodeId,
+    },
+    NodeEnding {
+        node: NodeId,
+        why: EndWhy,
+    },
+    NodeGone {
+        node: NodeId,
+        cause: GoneCause,
+        ended_at: Timestamp,
+    },
     /// The cloud lists an instance of ours that no live node refers to; it is ended.
-    NodeOrphaned { node: NodeId, key: EffectKey, instance: InstanceId, pool: Pool },
-    NodeRepriced { node: NodeId, quote: Quote },
-    DrillAsked { node: NodeId, notice: Span },
-    DrillAnswered { node: NodeId, error: Option<String> },
-    PoolCooled { scope: Scope, kind: RefusalKind, until: Timestamp, message: String },
+    NodeOrphaned {
+        node: NodeId,
+        key: EffectKey,
+        instance: InstanceId,
+        pool: Pool,
+    },
+    NodeRepriced {
+        node: NodeId,
+        quote: Quote,
+    },
+    DrillAsked {
+        node: NodeId,
+        notice: Span,
+    },
+    DrillAnswered {
+        node: NodeId,
+        error: Option<String>,
+    },
+    PoolCooled {
+        scope: Scope,
+        kind: RefusalKind,
+        until: Timestamp,
+        message: String,
+    },
 }
 
 /// Why a running attempt is stopped by us.

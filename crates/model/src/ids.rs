@@ -74,7 +74,8 @@ impl FromStr for TaskId {
     type Err = String;
 
     fn from_str(s: &str) -> Result<Self, Self::Err> {
-        let bad = || format!("`{s}` is not a job id: expected a number such as 7, or 7_3 for an array member");
+        let bad =
+            || format!("`{s}` is not a job id: expected a number such as 7, or 7_3 for an array member");
         let (job, index) = s.split_once('_').unwrap_or((s, "0"));
         Ok(Self { job: JobId(job.parse().map_err(|_| bad())?), index: index.parse().map_err(|_| bad())? })
     }

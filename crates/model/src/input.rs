@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Checkpoint, EffectKey, Exit, Generation, InstanceId, JobId, JobSpec, NodeId, Offer, Pool, Progress, Quote, Refusal,
-    Span, TaskId, Timestamp,
+    Checkpoint, EffectKey, Exit, Generation, InstanceId, JobId, JobSpec, NodeId, Offer, Pool, Progress,
+    Quote, Refusal, Span, TaskId, Timestamp,
 };
 
 /// One input. A recorded sequence of (time, input) replays to the same events.
@@ -12,32 +12,74 @@ use crate::{
 #[serde(rename_all = "snake_case", tag = "input")]
 pub enum Input {
     /// `uuid` is drawn by the caller; a known `client_key` makes this a repetition, and nothing happens.
-    Submit { client_key: String, uuid: String, spec: Box<JobSpec> },
-    Cancel { job: JobId },
-    Hold { job: JobId },
-    Release { job: JobId },
+    Submit {
+        client_key: String,
+        uuid: String,
+        spec: Box<JobSpec>,
+    },
+    Cancel {
+        job: JobId,
+    },
+    Hold {
+        job: JobId,
+    },
+    Release {
+        job: JobId,
+    },
     /// Stop the running attempt, with a checkpoint, and queue the task again.
-    Requeue { job: JobId },
+    Requeue {
+        job: JobId,
+    },
     /// Have the cloud interrupt the node of the job, as a rehearsal.
-    Drill { job: JobId, notice: Span },
+    Drill {
+        job: JobId,
+        notice: Span,
+    },
     /// The cloud answered a launch.
-    LaunchAnswered { node: NodeId, answer: LaunchAnswer },
+    LaunchAnswered {
+        node: NodeId,
+        answer: LaunchAnswer,
+    },
     /// The cloud did (or refused) the drill that was asked for.
-    DrillAnswered { node: NodeId, error: Option<String> },
+    DrillAnswered {
+        node: NodeId,
+        error: Option<String>,
+    },
     /// All instances that the cloud holds for this cluster; asked for at `asked_at`.
-    Instances { asked_at: Timestamp, instances: Vec<InstanceSeen> },
+    Instances {
+        asked_at: Timestamp,
+        instances: Vec<InstanceSeen>,
+    },
     /// The cloud says that this instance is no more.
-    InstanceGone { instance: InstanceId, cause: GoneCause, at: Timestamp },
+    InstanceGone {
+        instance: InstanceId,
+        cause: GoneCause,
+        at: Timestamp,
+    },
     /// A worker opened its session.
-    WorkerJoined { node: NodeId, held: Vec<(TaskId, Generation)> },
+    WorkerJoined {
+        node: NodeId,
+        held: Vec<(TaskId, Generation)>,
+    },
     /// The worker's lease ran out.
-    LeaseExpired { node: NodeId },
+    LeaseExpired {
+        node: NodeId,
+    },
     /// A worker's report about an attempt.
-    Reported { node: NodeId, task: TaskId, generation: Generation, report: Report },
+    Reported {
+        node: NodeId,
+        task: TaskId,
+        generation: Generation,
+        report: Report,
+    },
     /// Prices as of now; nodes whose pool has another price get a new ledger segment.
-    Offers { offers: Vec<Offer> },
+    Offers {
+        offers: Vec<Offer>,
+    },
     /// Place what waits.
-    Plan { offers: Vec<Offer> },
+    Plan {
+        offers: Vec<Offer>,
+    },
     /// Time passed.
     Tick,
 }
@@ -81,13 +123,27 @@ pub enum GoneCause {
 #[serde(rename_all = "snake_case", tag = "report")]
 pub enum Report {
     Accepted,
-    Restored { from: Option<Checkpoint>, fell_back: u32 },
+    Restored {
+        from: Option<Checkpoint>,
+        fell_back: u32,
+    },
     Started,
-    Progressed { progress: Progress },
-    Noticed { deadline: Timestamp, source: String },
+    Progressed {
+        progress: Progress,
+    },
+    Noticed {
+        deadline: Timestamp,
+        source: String,
+    },
     NoticeWithdrawn,
-    Committed { checkpoint: Checkpoint },
-    Finished { exit: Exit },
+    Committed {
+        checkpoint: Checkpoint,
+    },
+    Finished {
+        exit: Exit,
+    },
     /// The checkpoint store holds a fence of a newer generation.
-    Superseded { by: Generation },
+    Superseded {
+        by: Generation,
+    },
 }

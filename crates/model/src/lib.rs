@@ -4,8 +4,8 @@
 
 pub mod event;
 pub mod ids;
-pub mod jobfile;
 pub mod input;
+pub mod jobfile;
 pub mod offer;
 pub mod outcome;
 pub mod spec;

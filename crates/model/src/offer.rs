@@ -167,12 +167,26 @@ pub struct Offer {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", tag = "scope")]
 pub enum Scope {
-    Pool { pool: Pool },
-    Zone { cloud: Cloud, zone: String },
-    Region { cloud: Cloud, region: String },
+    Pool {
+        pool: Pool,
+    },
+    Zone {
+        cloud: Cloud,
+        zone: String,
+    },
+    Region {
+        cloud: Cloud,
+        region: String,
+    },
     /// Quota of one market in a region.
-    RegionMarket { cloud: Cloud, region: String, market: Market },
-    Cloud { cloud: Cloud },
+    RegionMarket {
+        cloud: Cloud,
+        region: String,
+        market: Market,
+    },
+    Cloud {
+        cloud: Cloud,
+    },
 }
 
 impl Scope {
@@ -265,7 +279,8 @@ mod tests {
     #[test]
     fn a_refusal_covers_the_pools_within_its_scope_only() {
         let pool: Pool = "aws/us-east-1/us-east-1a/g5.xlarge/spot".parse().unwrap();
-        let quota = Scope::RegionMarket { cloud: Cloud::Aws, region: "us-east-1".into(), market: Market::Spot };
+        let quota =
+            Scope::RegionMarket { cloud: Cloud::Aws, region: "us-east-1".into(), market: Market::Spot };
         assert!(quota.covers(&pool));
         assert!(!quota.covers(&Pool { market: Market::OnDemand, ..pool.clone() }));
         assert!(!Scope::Cloud { cloud: Cloud::Gcp }.covers(&pool));

@@ -62,7 +62,9 @@ impl fmt::Display for Outcome {
             Outcome::Failed { exit_code } => write!(f, "failed with exit code {exit_code}"),
             Outcome::Timeout => f.write_str("stopped at its time limit"),
             Outcome::Cancelled => f.write_str("cancelled"),
-            Outcome::PreemptionBudgetSpent => f.write_str("preempted more often than `retry.preemptions` allows"),
+            Outcome::PreemptionBudgetSpent => {
+                f.write_str("preempted more often than `retry.preemptions` allows")
+            }
             Outcome::NodeFailure => f.write_str("its nodes failed more often than `retry.failures` allows"),
             Outcome::OutOfMemory => f.write_str("killed for lack of memory"),
             Outcome::LaunchFailure { message } => write!(f, "could not be started: {message}"),
@@ -132,13 +134,21 @@ pub enum AttemptEnd {
     Timeout,
     BudgetExhausted,
     /// The cloud took the node back. `noticed`: it said so in advance.
-    Preempted { noticed: bool },
+    Preempted {
+        noticed: bool,
+    },
     /// The node or its worker was lost for a reason that is not the market's.
-    NodeLost { detail: String },
+    NodeLost {
+        detail: String,
+    },
     OutOfMemory,
     /// The command never started.
-    LaunchFailed { message: String },
-    Failed { exit_code: i32 },
+    LaunchFailed {
+        message: String,
+    },
+    Failed {
+        exit_code: i32,
+    },
     /// Stopped by the user to be queued again.
     Requeued,
 }

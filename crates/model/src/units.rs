@@ -106,7 +106,8 @@ impl FromStr for Span {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let bad = || format!("`{text}` is not a length of time: write for example 30s, 10m, 2h, 1h30m or 0.5h");
+        let bad =
+            || format!("`{text}` is not a length of time: write for example 30s, 10m, 2h, 1h30m or 0.5h");
         let mut rest = text.trim();
         if rest.is_empty() {
             return Err(bad());
@@ -237,7 +238,11 @@ impl FromStr for Usd {
         let digits = digits.strip_prefix('$').unwrap_or(digits);
         let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
         let all_digits = |s: &str| s.bytes().all(|b| b.is_ascii_digit());
-        if (whole.is_empty() && fraction.is_empty()) || !all_digits(whole) || !all_digits(fraction) || fraction.len() > 9 {
+        if (whole.is_empty() && fraction.is_empty())
+            || !all_digits(whole)
+            || !all_digits(fraction)
+            || fraction.len() > 9
+        {
             return Err(bad());
         }
         let whole: i64 = if whole.is_empty() { 0 } else { whole.parse().map_err(|_| bad())? };
@@ -292,7 +297,9 @@ mod tests {
 
     #[test]
     fn spans_read_what_people_write() {
-        for (text, ms) in [("500ms", 500), ("30", 30_000), ("1h30m", 5_400_000), ("0.2h", 720_000), ("2 d", 172_800_000)] {
+        for (text, ms) in
+            [("500ms", 500), ("30", 30_000), ("1h30m", 5_400_000), ("0.2h", 720_000), ("2 d", 172_800_000)]
+        {
             let parsed = text.replace(' ', "").parse::<Span>();
             assert_eq!(parsed, Ok(Span(ms)), "{text}");
         }

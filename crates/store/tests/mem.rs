@@ -14,7 +14,14 @@ struct Stores(Mutex<BTreeMap<String, MemStore>>);
 #[async_trait]
 impl Factory for Stores {
     async fn open(&self, name: &str) -> Arc<dyn Store> {
-        Arc::new(self.0.lock().expect("no test panics while it holds the lock").entry(name.to_owned()).or_default().clone())
+        Arc::new(
+            self.0
+                .lock()
+                .expect("no test panics while it holds the lock")
+                .entry(name.to_owned())
+                .or_default()
+                .clone(),
+        )
     }
 }
 
