@@ -6,7 +6,9 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::cluster::{Cluster, assert_no_panic, step_of, text};
+use spotq_testkit::Child;
+
+use crate::cluster::{Cluster, DEADLINE, assert_no_panic, step_of, text};
 
 const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples");
 
@@ -47,14 +49,11 @@ fn compare(file: &str, python: &Path, interpreter: &str, imports: &str, script: 
         &work,
         &[(interpreter, text(python)), (script.file_name().unwrap().to_str().unwrap(), text(&script))],
     );
-    // Beside the job, so that both imports of the framework are waited for once.
-    let whole = Command::new(python)
-        .args(["-B", text(&script), "--steps", "240", "--save-every", "0", "--out", text(&plain)])
-        .env("JAX_PLATFORMS", "cpu")
-        .stdin(Stdio::null())
-        .output()
-        .unwrap();
-    assert!(whole.status.success(), "{whole:?}");
+    // Beside the job, so that it does not wait until the job is nearly done.
+    let mut command = Command::new(python);
+    command.env("JAX_PLATFORMS", "cpu");
+    command.args(["-B", text(&script), "--steps", "240", "--save-every", "0", "--out", text(&plain)]);
+    let mut whole = Child::start("plain", cluster.dir().path(), command).unwrap();
     let reach = |step: u64| {
         cluster.wait_until(&job, &format!("step {step}"), |seen| {
             step_of(seen) >= step && seen["phase"] != "draining"
@@ -71,6 +70,8 @@ fn compare(file: &str, python: &Path, interpreter: &str, imports: &str, script: 
     assert_eq!((&seen["preemptions"], &seen["failures"]), (&2.into(), &0.into()), "{seen:#}");
     let resumed: Vec<_> = (0..3).map(|n| seen["attempts"][n]["resumed_step"].as_u64()).collect();
     assert!(resumed[1] >= Some(20) && resumed[2] >= Some(40), "{seen:#}");
+    let status = whole.wait(DEADLINE).unwrap();
+    assert!(status.success(), "{status}: {}", whole.stderr());
     let (model, wanted) = (std::fs::read(work.join("model.npz")).unwrap(), std::fs::read(&plain).unwrap());
     assert!(model == wanted, "{file}: preemptions changed the result");
     assert_no_panic(&cluster.logs(&job).stderr);
