@@ -5,13 +5,14 @@
 //! what a power cut could take back.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt as _;
 use futures::stream::FuturesOrdered;
 use spotq_core::{Cluster, apply, decide, due, invariants};
 use spotq_model::{Epoch, Event, Fact, Input, Offer, Progress, Report, TaskId, Version};
-use spotq_store::{Appending, StoreError};
+use spotq_store::{Appending, Store, StoreError};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -79,6 +80,7 @@ pub async fn start(config: EngineConfig) -> Result<Running, RecordError> {
         planned: Instant::now(),
         effects_wanted: true,
         snapshot_at: recovered.first_version(),
+        snapshot: None,
     };
     let (loops, over) = (core.run(messages, stop.clone()), stop.clone().drop_guard());
     let main = tokio::spawn(async move {
@@ -134,6 +136,8 @@ struct Core {
     planned: Instant,
     effects_wanted: bool,
     snapshot_at: Version,
+    /// The one that is being written.
+    snapshot: Option<JoinHandle<Result<(), StoreError>>>,
 }
 
 impl Core {
@@ -160,11 +164,11 @@ impl Core {
             } else {
                 tokio::select! {
                     biased;
-                    () = stop.cancelled() => return Ok(()),
+                    () = stop.cancelled() => return self.snapshot_over().await,
                     Some(appended) = self.appends.next() => self.appended(appended?),
                     count = messages.recv_many(&mut batch, BATCH_MAX), if room => {
                         if count == 0 {
-                            return Ok(());
+                            return self.snapshot_over().await;
                         }
                         self.take(&mut batch);
                     }
@@ -319,11 +323,23 @@ impl Core {
             self.shared.sessions.forget(|node| !cluster.live.contains(&node));
         }
         if self.durable.0 >= self.snapshot_at.0.saturating_add(self.shared.config.snapshot_every) {
+            self.snapshot_over().await?;
             self.snapshot_at = self.durable;
-            let bytes = encode_snapshot(&self.cluster);
-            self.shared.config.store.snapshot(self.epoch, self.durable, bytes).await?;
+            let store = self.shared.config.store.clone();
+            let (epoch, version, cluster) = (self.epoch, self.durable, self.cluster.clone());
+            self.snapshot = Some(tokio::spawn(snapshot(store, epoch, version, cluster)));
+        } else if self.snapshot.as_ref().is_some_and(JoinHandle::is_finished) {
+            self.snapshot_over().await?;
         }
         Ok(())
+    }
+
+    /// Waits for the snapshot that is being written, if one is. A store that cannot keep it ends the loop.
+    async fn snapshot_over(&mut self) -> Result<(), StoreError> {
+        match self.snapshot.take() {
+            Some(task) => task.await.unwrap_or(Err(StoreError::Stopped)),
+            None => Ok(()),
+        }
     }
 
     fn seen(&self) -> Seen<'_> {
@@ -336,6 +352,17 @@ impl Core {
             epoch: self.epoch,
         }
     }
+}
+
+/// Writes a snapshot beside the loop: the state of a hundred thousand jobs takes a second, in which others want answers.
+async fn snapshot(
+    store: Arc<dyn Store>,
+    epoch: Epoch,
+    version: Version,
+    cluster: Cluster,
+) -> Result<(), StoreError> {
+    let bytes = tokio::task::spawn_blocking(move || encode_snapshot(&cluster)).await;
+    store.snapshot(epoch, version, bytes.map_err(|_| StoreError::Stopped)?).await
 }
 
 /// Facts that may make an effect due. The others, of which there are many, must not interrupt the flow of appends.
