@@ -43,7 +43,9 @@ impl Config {
         let bad = |error: serde_saphyr::Error| DaemonError::Config(format!("{}: {error}", path.display()));
         // Read as what they are, since a mistake in a map of anything has no line.
         let PoliciesAlone { policies: _ } = serde_saphyr::from_str(&text).map_err(bad)?;
-        serde_saphyr::from_str(&text).map_err(bad)
+        let config: Config = serde_saphyr::from_str(&text).map_err(bad)?;
+        config.check().map_err(|what| DaemonError::Config(format!("{}: {what}", path.display())))?;
+        Ok(config)
     }
 
     /// The policies for the simulated clouds, whose nodes boot in a fraction of a second, with what the file changes.
@@ -53,8 +55,31 @@ impl Config {
         if let Some(all) = all.as_object_mut() {
             all.extend(self.policies.clone());
         }
-        serde_json::from_value(all).map_err(bad)
+        let policies: Policies = serde_json::from_value(all).map_err(bad)?;
+        if policies.node_ttl <= policies.node_ttl_margin {
+            // Every node would be too old as soon as it is up.
+            let text = format!(
+                "policies: `node_ttl` is {}; expected more than `node_ttl_margin`",
+                policies.node_ttl
+            );
+            return Err(DaemonError::Config(format!("{text}, which is {}", policies.node_ttl_margin)));
+        }
+        Ok(policies)
     }
+
+    /// What the types alone cannot tell.
+    fn check(&self) -> Result<(), String> {
+        if let Some(store) = self.checkpoint_store.as_ref().filter(|url| !is_store(url)) {
+            return Err(format!(
+                "checkpoint_store: `{store}` is no store; expected file:///DIR or s3://BUCKET/PREFIX"
+            ));
+        }
+        self.local.cloud.market.check().map_err(|what| format!("local.cloud: {what}"))
+    }
+}
+
+fn is_store(url: &str) -> bool {
+    url.starts_with("file:///") || url.strip_prefix("s3://").is_some_and(|rest| !rest.is_empty())
 }
 
 /// The part of the file that is merged into defaults later, checked against its own type.
@@ -107,6 +132,16 @@ mod tests {
         assert_eq!(read("\n"), Ok(Config::default()));
         let policies = read("policies:\n  idle_ttl: 0\n").unwrap().local_policies().unwrap();
         assert_eq!(policies, Policies { idle_ttl: Span::ZERO, ..local_defaults() });
+    }
+
+    #[test]
+    fn a_store_that_is_none_and_a_market_that_cannot_be_are_named() {
+        let store = read("checkpoint_store: ftp://host/dir\n").unwrap_err();
+        assert!(store.contains("ftp://host/dir") && store.contains("s3://"), "{store}");
+        let market = read("local: {cloud: {market: {no_notice_pct: 101}}}\n").unwrap_err();
+        assert!(market.contains("no_notice_pct"), "{market}");
+        let young = read("policies: {node_ttl: 1000}\n").unwrap().local_policies().unwrap_err().to_string();
+        assert!(young.contains("node_ttl_margin"), "{young}");
     }
 
     #[test]

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use spotq_checkpoint::{CheckpointError, JobKey, Options, PushRequest, Repository, Restore, Selection};
+use spotq_checkpoint::{
+    Action, CheckpointError, JobKey, Options, PushRequest, Repository, Restore, Selection,
+};
 use spotq_model::{CheckpointSpec, Generation, Profile, Span, Timestamp};
 use spotq_proto::v1;
 
@@ -242,6 +244,15 @@ impl Uploads {
         (committed.generation == self.generation.0 && committed.log_sequence > newest).then_some(committed)
     }
 
+    /// How many checkpoints above this number the log has in quarantine.
+    async fn set_aside_above(&self, sequence: u64) -> Result<usize, CheckpointError> {
+        let entries = self.repository.entries().await?;
+        let newer = entries.iter().filter(
+            |entry| matches!(&entry.action, Action::Quarantine { checkpoint, .. } if checkpoint.0 > sequence),
+        );
+        Ok(newer.count())
+    }
+
     async fn restore_once(
         &self,
         dir: &Path,
@@ -265,10 +276,14 @@ impl Uploads {
                 (Some(checkpoint), found.fell_back)
             }
         };
+        let from = checkpoint.as_ref().map_or(0, |found| found.sequence);
+        // An attempt may have died between setting a damaged checkpoint aside and telling the scheduler: what the log
+        // says about newer ones counts as well.
+        let passed_over = fell_back.len().max(self.set_aside_above(from).await?);
         let step = checkpoint.as_ref().and_then(|found| found.step);
         let behind =
             newest_step.is_some_and(|newest| checkpoint.is_none() || step.is_some_and(|step| step < newest));
-        if behind && fell_back.is_empty() {
+        if behind && passed_over == 0 {
             return Err(CheckpointError::Invalid {
                 what: "the checkpoint store".to_owned(),
                 why: format!(
@@ -278,7 +293,7 @@ impl Uploads {
                 ),
             });
         }
-        Ok(RestoredFrom { checkpoint, fell_back: u32::try_from(fell_back.len()).unwrap_or(u32::MAX) })
+        Ok(RestoredFrom { checkpoint, fell_back: u32::try_from(passed_over).unwrap_or(u32::MAX) })
     }
 }
 

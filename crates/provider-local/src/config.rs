@@ -94,7 +94,10 @@ impl Default for MarketConfig {
 
 impl MarketConfig {
     /// Says what cannot be, in the words of the file.
-    pub(crate) fn check(&self) -> Result<(), String> {
+    ///
+    /// # Errors
+    /// The field and what was expected of it.
+    pub fn check(&self) -> Result<(), String> {
         for (name, value) in
             [("capacity_window_s", self.capacity_window_s), ("price_step_s", self.price_step_s)]
         {
