@@ -349,6 +349,38 @@ mod tests {
         assert!(link_directory(dir.path(), "file", &target).is_err());
     }
 
+    /// The checkpoint was set aside by an attempt that died before it could say so; the scheduler still knows it as
+    /// the newest, and the next attempt must not take the store for the wrong one.
+    #[test]
+    fn a_checkpoint_that_a_dead_attempt_set_aside_counts_as_passed_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let address = StoreAddress {
+            url: format!("file://{}", dir.path().join("store").display()),
+            key: JobKey([7; 32]),
+            newest_step: Some(2),
+        };
+        let spec = CheckpointSpec { profile: Profile::Rename, ..CheckpointSpec::default() };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let files = dir.path().join("files");
+            std::fs::create_dir(&files).unwrap();
+            let first = Uploads::open(&address, Generation(1), &spec, &[]).unwrap();
+            let looker =
+                crate::saves::Saves::new(Profile::Rename, Default::default(), None).unwrap().looker();
+            for step in [1, 2] {
+                std::fs::write(files.join(format!("step-{step}")), "x").unwrap();
+                let held = first.push(&files, looker.clone(), |_| true, |_| None).await.unwrap().unwrap();
+                assert_eq!(held.committed.unwrap().step, Some(step));
+            }
+            let dead = Uploads::open(&address, Generation(2), &spec, &[]).unwrap();
+            let newest = dead.repository.head().await.unwrap().unwrap().checkpoint;
+            dead.repository.quarantine(Generation(2), newest, "damaged").await.unwrap();
+            let next = Uploads::open(&address, Generation(3), &spec, &[]).unwrap();
+            let restored = next.restore(&dir.path().join("restored"), address.newest_step).await.unwrap();
+            assert_eq!((restored.checkpoint.unwrap().step, restored.fell_back), (Some(1), 1));
+        });
+    }
+
     #[test]
     fn outputs_live_below_the_jobs_prefix() {
         assert_eq!(outputs_url("s3://b/p/"), "s3://b/p/outputs");
