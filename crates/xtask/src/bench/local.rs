@@ -211,7 +211,7 @@ impl Loss {
             let at = event.at.0;
             match event.fact {
                 Fact::NodeGone { node, ended_at, .. } if node == lost => {
-                    (loss.gone, loss.heard) = (ended_at.0, at)
+                    (loss.gone, loss.heard) = (ended_at.0, at);
                 }
                 // The newest of each is the one of the replacement.
                 Fact::AttemptPlaced { .. } => loss.placed = at,
