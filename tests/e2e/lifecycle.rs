@@ -78,6 +78,49 @@ fn a_cancelled_job_is_130_whether_it_waits_or_runs() {
     cluster.end();
 }
 
+/// Of a job, in `show`, `queue` and `wait`.
+const JOB_FIELDS: [&str; 24] = [
+    "job_id",
+    "task",
+    "job_uuid",
+    "name",
+    "user",
+    "phase",
+    "reason",
+    "outcome",
+    "outcome_text",
+    "exit_code",
+    "submitted",
+    "submitted_ms",
+    "started",
+    "ended_ms",
+    "generation",
+    "preemptions",
+    "failures",
+    "progress",
+    "checkpoint",
+    "cost",
+    "node",
+    "attempts",
+    "checkpoint_url",
+    "spec",
+];
+/// Of a ledger segment.
+const SEGMENT_FIELDS: [&str; 9] = [
+    "node",
+    "pool",
+    "market",
+    "start_ms",
+    "end_ms",
+    "price_usd_h",
+    "on_demand_usd_h",
+    "amount_usd",
+    "price_source",
+];
+/// Of a job in a report.
+const REPORT_FIELDS: [&str; 9] =
+    ["job_id", "name", "outcome", "cost", "attempts", "preemptions", "steps_done", "steps_repeated", "waste"];
+
 #[test]
 fn the_json_of_each_command_has_its_documented_fields() {
     let cluster = Cluster::start("shapes");
@@ -89,35 +132,7 @@ fn the_json_of_each_command_has_its_documented_fields() {
     let shown = cluster.show(&job);
     let queued = cluster.json(&["queue", "--all"]);
     for seen in [&waited, &shown, &queued[0]] {
-        fields(
-            seen,
-            &[
-                "job_id",
-                "task",
-                "job_uuid",
-                "name",
-                "user",
-                "phase",
-                "reason",
-                "outcome",
-                "outcome_text",
-                "exit_code",
-                "submitted",
-                "submitted_ms",
-                "started",
-                "ended_ms",
-                "generation",
-                "preemptions",
-                "failures",
-                "progress",
-                "checkpoint",
-                "cost",
-                "node",
-                "attempts",
-                "checkpoint_url",
-                "spec",
-            ],
-        );
+        fields(seen, &JOB_FIELDS);
         assert_eq!(
             (&seen["name"], &seen["user"], &seen["phase"]),
             (&json!("shape"), &json!("ada"), &json!("done"))
@@ -127,34 +142,8 @@ fn the_json_of_each_command_has_its_documented_fields() {
     assert_eq!(cluster.json(&["queue"]), json!([]), "a job that is done is in the queue");
     let report = super::preemption::closed_report(&cluster, &job);
     super::preemption::assert_bill(&report);
-    fields(
-        &report["segments"][0],
-        &[
-            "node",
-            "pool",
-            "market",
-            "start_ms",
-            "end_ms",
-            "price_usd_h",
-            "on_demand_usd_h",
-            "amount_usd",
-            "price_source",
-        ],
-    );
-    fields(
-        &report["jobs"][0],
-        &[
-            "job_id",
-            "name",
-            "outcome",
-            "cost",
-            "attempts",
-            "preemptions",
-            "steps_done",
-            "steps_repeated",
-            "waste",
-        ],
-    );
+    fields(&report["segments"][0], &SEGMENT_FIELDS);
+    fields(&report["jobs"][0], &REPORT_FIELDS);
     let twice = [cluster.json(&["report", &job]), cluster.json(&["report", &job])];
     assert_eq!(twice[0]["jobs"], twice[1]["jobs"]);
     assert_eq!(twice[0]["segments"], twice[1]["segments"]);
