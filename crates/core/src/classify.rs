@@ -66,7 +66,7 @@ fn classify_exit(exit: &Exit) -> AttemptEnd {
         (None, Some(SIGKILL)) if !exit.signalled => {
             AttemptEnd::NodeLost { detail: "the command was killed from outside (signal 9)".into() }
         }
-        (None, Some(signal)) => AttemptEnd::Failed { exit_code: SIGNAL_EXIT_BASE + signal },
+        (None, Some(signal)) => AttemptEnd::Failed { exit_code: SIGNAL_EXIT_BASE.saturating_add(signal) },
         (None, None) => AttemptEnd::NodeLost {
             detail: exit.detail.clone().unwrap_or_else(|| "its worker lost the command".into()),
         },

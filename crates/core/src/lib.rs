@@ -3,7 +3,7 @@
 //! ```text
 //! decide(&Cluster, &Policies, now, &Input) -> Vec<Event>     what becomes true
 //! apply(&mut Cluster, &Event)                                 the only way state changes; replay is recovery
-//! due(&Cluster, &Policies, now) -> Vec<Effect>                what the world still owes this state
+//! due(&Cluster, now) -> Vec<Effect>                           what the world still owes this state
 //! plan(&PlanInput, &Policies) -> Plan                         who goes where, and why the others wait
 //! lint(&PlanInput, &Plan) -> Vec<Note>                        a fatal note keeps the old plan
 //! ```

@@ -15,6 +15,9 @@ use crate::state::{Cluster, CoolDown, NodeState, Phase};
 
 /// How soon the planner looks again at a task that waits for something whose end is unknown.
 const LOOK_AGAIN: Span = Span::secs(1);
+/// A free node is used although it costs up to this many times the best offer: for a short task the boot that it saves
+/// is worth more than the difference.
+const FREE_NODE_FACTOR: i64 = 2;
 
 /// All that the planner sees.
 #[derive(Debug, Clone)]
@@ -110,6 +113,11 @@ pub fn plan_input<'a>(c: &Cluster, p: &Policies, now: Timestamp, offers: &'a [Of
         let job = c.jobs.get(&key.task.job)?;
         let task = job.tasks.get(&key.task.index)?;
         let Phase::Pending { reason, next_try } = &task.phase else { return None };
+        // Told already when its time comes: it must not take the place of one that can be placed now.
+        let sleeps = matches!(reason, WaitReason::BeginTime { .. } | WaitReason::BackOff { .. });
+        if sleeps && *next_try > now {
+            return None;
+        }
         Some(Waiting {
             task: task.id,
             uuid: job.uuid.clone(),
@@ -153,17 +161,19 @@ pub fn plan(input: &PlanInput<'_>, p: &Policies) -> Plan {
             continue;
         }
         let (task, generation) = (waiting.task, waiting.next_generation);
-        if let Some(node) = best_free_node(input, p, waiting, &taken) {
+        let offer = best_offer(input, p, waiting);
+        let free = best_free_node(input, p, waiting, &taken);
+        if let Some((_, node)) = free.filter(|(score, _)| is_worth_it(score, offer.as_ref().ok(), live < p.nodes_max)) {
             taken.insert(node);
             plan.moves.push(Move::Use { task, generation, node });
             continue;
         }
-        match best_offer(input, p, waiting) {
+        match offer {
             Ok(_) if live >= p.nodes_max => {
                 let reason = WaitReason::NodeLimit { limit: p.nodes_max };
                 plan.report.insert(task, (reason, input.now + LOOK_AGAIN));
             }
-            Ok(offer) => {
+            Ok((_, offer)) => {
                 let node = next_node;
                 next_node = next_node.next();
                 live += 1;
@@ -207,8 +217,10 @@ pub(crate) fn lint_and_place(input: &PlanInput<'_>, p: &Policies) -> Vec<Fact> {
     }
     let known: BTreeMap<TaskId, &Waiting> = input.waiting.iter().map(|w| (w.task, w)).collect();
     for (task, (reason, next_try)) in plan.report {
-        // The same reason again is not news; only the first look and a change are recorded.
-        if known.get(&task).is_none_or(|w| w.reason != reason || w.next_try + LOOK_AGAIN < next_try) {
+        // The same reason again is not news, however often it is looked at; another end of a cool-down is.
+        let ends = matches!(reason, WaitReason::CoolingDown { .. });
+        let is_news = |w: &&Waiting| w.reason != reason || (ends && w.next_try + LOOK_AGAIN < next_try);
+        if known.get(&task).is_none_or(is_news) {
             facts.push(Fact::TaskWaits { task, reason, next_try });
         }
     }
@@ -241,24 +253,30 @@ fn best_free_node(
     p: &Policies,
     waiting: &Waiting,
     taken: &BTreeSet<NodeId>,
-) -> Option<NodeId> {
+) -> Option<(Score, NodeId)> {
     let candidates = input.free_nodes.iter().filter(|free| !taken.contains(&free.node));
     let scored = candidates.filter_map(|free| {
         score(&waiting.spec, &free.as_offer(), p.restart_overhead).ok().map(|score| (score, free.node))
     });
-    scored.min().map(|(_, node)| node)
+    scored.min()
+}
+
+/// A node that is up saves the boot of another one, but not at any price.
+fn is_worth_it(free: &Score, offer: Option<&(Score, &Offer)>, may_launch: bool) -> bool {
+    let limit = offer.filter(|_| may_launch).map(|(best, _)| best.expected_per_hour.saturating_mul(FREE_NODE_FACTOR));
+    limit.is_none_or(|limit| free.expected_per_hour <= limit)
 }
 
 fn best_offer<'a>(
     input: &PlanInput<'a>,
     p: &Policies,
     waiting: &Waiting,
-) -> Result<&'a Offer, (WaitReason, Timestamp)> {
+) -> Result<(Score, &'a Offer), (WaitReason, Timestamp)> {
     // An offer without a price says nothing yet.
     let priced = input.offers.iter().filter(|offer| offer.quote.price > UsdPerHour::default());
     let verdicts = priced.map(|offer| (offer, verdict(input, p, &waiting.spec, offer)));
     let mut refusals = Vec::new();
-    let mut best: Option<(Score, &Offer)> = None;
+    let mut best: Option<(Score, &'a Offer)> = None;
     for (offer, verdict) in verdicts {
         match verdict {
             Ok(score) if best.as_ref().is_none_or(|(known, _)| score < *known) => best = Some((score, offer)),
@@ -266,7 +284,7 @@ fn best_offer<'a>(
             Err(why) => refusals.push((why, offer)),
         }
     }
-    best.map(|(_, offer)| offer).ok_or_else(|| why_none(input, &refusals))
+    best.ok_or_else(|| why_none(input, &refusals))
 }
 
 /// What the planner thinks of one offer for one job.

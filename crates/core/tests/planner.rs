@@ -119,7 +119,7 @@ fn a_refusal_that_repeats_rests_twice_as_long_and_one_long_after_starts_anew() {
 #[test]
 fn a_free_node_that_fits_is_used_before_a_new_one_is_asked_for() {
     let mut input = input(&[job("a"), job("b")]);
-    let offers = [at(OTHER_SPOT, "0.10")];
+    let offers = [at(OTHER_SPOT, "0.30")];
     input.offers = &offers;
     input.free_nodes = vec![free(4, SPOT, "0.50"), free(5, SPOT, "0.40")];
     let plan = plan(&input, &Policies::default());
@@ -133,6 +133,33 @@ fn a_free_node_that_fits_is_used_before_a_new_one_is_asked_for() {
         [task(2)],
         "a node that does not fit is left"
     );
+}
+
+#[test]
+fn a_free_node_that_costs_far_more_than_a_new_one_is_left() {
+    let mut input = input(&[job("a")]);
+    let offers = [at(OTHER_SPOT, "0.10")];
+    input.offers = &offers;
+    input.free_nodes = vec![free(4, SPOT, "0.50")];
+    let plan = plan(&input, &Policies::default());
+    assert!(matches!(plan.moves[..], [Move::Launch { .. }]), "{:?}", plan.moves);
+    let full = Policies { nodes_max: 0, ..Policies::default() };
+    let plan = spotq_core::plan(&input, &full);
+    assert!(matches!(plan.moves[..], [Move::Use { .. }]), "nothing else may be had: {:?}", plan.moves);
+}
+
+#[test]
+fn tasks_that_sleep_do_not_take_the_place_of_one_that_can_start() {
+    let later = JobSpec { begin: Some(NOW + Span::secs(3600)), ..job("later") };
+    let mut c = waiting(&[later.clone(), later, job("now")]);
+    let policies = Policies { plan_width: 2, ..Policies::default() };
+    let offers = vec![at(SPOT, "0.2")];
+    for _ in 0..2 {
+        for event in decide(&c, &policies, NOW, &Input::Plan { offers: offers.clone() }) {
+            apply(&mut c, &event).unwrap();
+        }
+    }
+    assert_eq!(c.active.len(), 1, "the third task was never looked at");
 }
 
 #[test]
@@ -303,7 +330,9 @@ fn what_waits_for_the_same_reason_is_not_news_again() {
     let first = plan_now(&c, 0);
     assert!(matches!(first[0].fact, Fact::TaskWaits { .. }), "{first:?}");
     first.iter().for_each(|event| apply(&mut c, event).unwrap());
-    assert_eq!(plan_now(&c, 1), []);
+    for later in [1, 2, 60] {
+        assert_eq!(plan_now(&c, later), [], "after {later} s");
+    }
 }
 
 #[test]
