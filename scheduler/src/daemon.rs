@@ -108,16 +108,17 @@ async fn serve(engine: &mut Running, listener: TcpListener) -> Result<(), Daemon
 
 /// Nodes that work go on without us and wait for the next scheduler; without any, nothing is left running.
 async fn farewell(engine: Running, cloud: &LocalCloud) {
-    let busy = engine.handle.query(|seen| seen.cluster.active.len()).await.unwrap_or(usize::MAX);
+    // An engine that failed cannot say; then its nodes are left alone for the next one.
+    let busy = engine.handle.query(|seen| seen.cluster.active.len()).await.ok();
     // What was acknowledged is durable; an error here was reported when it happened.
     let _ = engine.stop().await;
-    if busy == 0 {
+    if busy == Some(0) {
         if let Err(refusal) = cloud.shutdown().await {
             tracing::warn!(refusal.message, "the local cloud did not end");
         }
     } else {
         tracing::info!(
-            "{busy} jobs keep their nodes; start spotqd again with this data directory within {} minutes",
+            "jobs that run keep their nodes; start spotqd again with this data directory within {} minutes",
             DEAD_MAN.as_secs() / 60
         );
     }

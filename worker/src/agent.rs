@@ -224,7 +224,9 @@ impl Agent {
                 self.heartbeat = millis(welcome.heartbeat_ms, HEARTBEAT);
                 self.dead_man = millis(welcome.dead_man_ms, DEAD_MAN);
                 for ack in welcome.logs {
-                    self.on_log_ack(ack);
+                    if let Some(id) = ack.grant.and_then(AttemptId::from_wire) {
+                        self.outbox.log_restart(id, ack.offset);
+                    }
                 }
                 self.outbox.rewind();
             }

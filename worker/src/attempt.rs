@@ -348,7 +348,7 @@ impl Attempt {
     fn send_save(&self) {
         let Some(signal) = self.order.spec.checkpoint.signal else { return };
         let targets = match self.order.spec.checkpoint.signal_target {
-            SignalTarget::Ranks => self.tree.leaves(),
+            SignalTarget::Ranks => self.tree.ranks(words::unix_signal(signal)),
             SignalTarget::Launcher => self.tree.launcher.into_iter().collect(),
             SignalTarget::All => self.tree.members_quickly(),
         };
@@ -557,7 +557,7 @@ impl Push {
             let what = v1::report::What::Committed(committed);
             let _ = self.reporter.tell.send(Told { id: self.reporter.id, at: now(), what }).await;
         }
-        lock(&self.seen).saves.mark_held();
+        lock(&self.seen).saves.mark_held(held.fingerprint);
         Pushed::Held { saved_at: held.saved_at }
     }
 }

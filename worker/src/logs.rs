@@ -122,6 +122,12 @@ impl LogReader {
         self.sent = self.acked;
     }
 
+    /// What the scheduler says that it has, at the start of a connection: a power cut may have taken some of it back.
+    pub fn restart(&mut self, offset: u64) {
+        self.acked = offset.min(self.size());
+        self.sent = self.acked;
+    }
+
     /// The scheduler has everything before `offset`.
     pub fn ack(&mut self, offset: u64) {
         self.acked = self.acked.max(offset.min(self.size()));

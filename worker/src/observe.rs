@@ -70,7 +70,9 @@ pub async fn observe(
             seen.saves.looker()
         };
         let wanted = dir.clone();
-        let Ok(look) = tokio::task::spawn_blocking(move || looker.look(&wanted)).await else { return };
+        let Ok(mut look) = tokio::task::spawn_blocking(move || looker.look(&wanted)).await else { return };
+        // Whatever name it has: what was made and may yet be renamed is not complete.
+        look.temporary |= renames.as_ref().is_some_and(Renames::is_saving);
         let current = *pace.borrow_and_update();
         let sights = {
             let mut seen = lock(&seen);

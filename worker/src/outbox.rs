@@ -162,6 +162,13 @@ impl Outbox {
         }
     }
 
+    /// The scheduler says, at the start of a connection, that it has the log up to `offset`.
+    pub fn log_restart(&mut self, id: AttemptId, offset: u64) {
+        if let Some(lane) = self.lanes.get_mut(&id) {
+            lane.log.restart(offset);
+        }
+    }
+
     /// A new connection: everything unacknowledged goes out again.
     pub fn rewind(&mut self) {
         self.sent = 0;

@@ -49,7 +49,8 @@ impl Renames {
     /// Where the system has no more watches to give, or `dir` is not there.
     pub fn watch(dir: &Path) -> io::Result<Renames> {
         let notes = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?;
-        let flags = WatchFlags::CREATE | WatchFlags::DELETE | WatchFlags::MOVED_FROM | WatchFlags::MOVED_TO;
+        let names = WatchFlags::CREATE | WatchFlags::DELETE | WatchFlags::MOVED_FROM | WatchFlags::MOVED_TO;
+        let flags = names | WatchFlags::CLOSE_WRITE;
         inotify::add_watch(&notes, dir, flags | WatchFlags::ONLYDIR)?;
         Ok(Renames { notes, habit: Habit::Unknown, made: BTreeMap::new() })
     }
@@ -85,6 +86,12 @@ impl Renames {
         self.habit
     }
 
+    /// Whether something was made that may still be renamed: a save is under way.
+    #[must_use]
+    pub fn is_saving(&self) -> bool {
+        self.habit != Habit::InPlace && !self.made.is_empty()
+    }
+
     /// Takes one note; true if something came to its name by a rename.
     fn note(&mut self, flags: ReadFlags, name: CString) -> bool {
         if flags.contains(ReadFlags::CREATE) {
@@ -98,6 +105,9 @@ impl Renames {
         } else if flags.contains(ReadFlags::MOVED_TO) {
             self.made.remove(&name);
             return true;
+        } else if flags.contains(ReadFlags::CLOSE_WRITE) && !self.made.contains_key(&name) {
+            // It had this name before it was written.
+            self.habit = Habit::InPlace;
         }
         false
     }
@@ -152,6 +162,19 @@ mod tests {
         fs::write(dir.path().join("x.tmp"), "1").unwrap();
         fs::rename(dir.path().join("x.tmp"), dir.path().join("x")).unwrap();
         assert_eq!(renames.look(nobody), Habit::InPlace, "one good save does not excuse the other");
+    }
+
+    #[test]
+    fn writing_over_what_was_there_is_in_place() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("model"), "1").unwrap();
+        let mut renames = Renames::watch(dir.path()).unwrap();
+        fs::write(dir.path().join("x.tmp"), "1").unwrap();
+        assert_eq!((renames.look(nobody), renames.is_saving()), (Habit::Unknown, true));
+        fs::rename(dir.path().join("x.tmp"), dir.path().join("x")).unwrap();
+        assert_eq!((renames.look(nobody), renames.is_saving()), (Habit::Renames, false));
+        fs::write(dir.path().join("model"), "2").unwrap();
+        assert_eq!(renames.look(nobody), Habit::InPlace);
     }
 
     #[test]

@@ -20,6 +20,9 @@ const RENAME_BUSY: Span = Span::secs(2);
 /// Unknown writers pause between files; this is how long they must have paused, and on notice.
 const GENERIC_QUIET: Span = Span::secs(10);
 const GENERIC_QUIET_HURRIED: Span = Span::secs(2);
+/// An unknown saver's pauses say something about it after this many of them and this long without rest.
+const PAUSES_KNOWN: u32 = 3;
+const BUSY_LONG: Span = Span::secs(4);
 /// Directories deeper or larger than this are not looked at beyond it; the push itself names the limit.
 const ENTRIES_MAX: usize = 1_000_000;
 /// Names that savers give to what is not complete yet.
@@ -68,6 +71,7 @@ pub struct Look {
     pub newest_path: PathBuf,
     /// Files under final names.
     pub files: usize,
+    /// Something is being written aside.
     pub temporary: bool,
     /// The profile's or the user's marker is there.
     pub marked: bool,
@@ -92,6 +96,9 @@ pub struct Saves {
     same_since: Option<(u64, Timestamp)>,
     /// When changes began that have not been announced.
     busy_since: Option<Timestamp>,
+    /// Pauses between changes since then: how many, and the longest.
+    pauses: u32,
+    longest_pause: Span,
     announced: Option<u64>,
     /// The store holds what was announced.
     held: bool,
@@ -137,7 +144,8 @@ impl Looker {
                 .ancestors()
                 .any(|part| !part.as_os_str().is_empty() && self.temporary.is_match(part));
             if is_temporary {
-                seen.temporary = true;
+                // One that nobody has touched for a while is left over, not a save under way.
+                seen.temporary |= crate::ids::now().since(at) < RENAME_BUSY;
                 continue;
             }
             seen.marked |= self.complete_when.as_ref().is_some_and(|glob| glob.is_match(relative));
@@ -176,6 +184,8 @@ impl Saves {
             quiet,
             same_since: None,
             busy_since: None,
+            pauses: 0,
+            longest_pause: Span::ZERO,
             announced: None,
             held: false,
         })
@@ -204,7 +214,8 @@ impl Saves {
     #[must_use]
     pub fn may_push(&self, look: &Look) -> bool {
         match self.looker.profile {
-            Profile::Rename | Profile::Orbax => true,
+            // While something is being written aside, what is there may be half old and half new.
+            Profile::Rename | Profile::Orbax => !look.temporary,
             Profile::Generic => self.announced == Some(look.fingerprint),
         }
     }
@@ -215,9 +226,10 @@ impl Saves {
         self.held = true;
     }
 
-    /// The store holds what was announced last.
-    pub fn mark_held(&mut self) {
-        self.held = true;
+    /// The store holds the state with this fingerprint.
+    pub fn mark_held(&mut self, fingerprint: u64) {
+        // Something newer may have been announced while an older state was being pushed.
+        self.held |= self.announced == Some(fingerprint);
     }
 
     /// What was announced and is not held is announced again.
@@ -236,11 +248,15 @@ impl Saves {
         writers: impl FnOnce() -> bool,
     ) -> Option<Complete> {
         if self.same_since.is_none_or(|(known, _)| known != look.fingerprint) {
+            if let (Some((_, since)), Some(_)) = (self.same_since, self.busy_since) {
+                self.pauses += 1;
+                self.longest_pause = self.longest_pause.max(now.since(since));
+            }
             self.same_since = Some((look.fingerprint, now));
             self.busy_since = self.busy_since.or(Some(now));
         }
         if self.announced == Some(look.fingerprint) {
-            self.busy_since = None;
+            self.rest();
             return None;
         }
         if look.files == 0 || !look.marked || !self.is_settled(now, pace, look, writers) {
@@ -248,7 +264,7 @@ impl Saves {
         }
         self.announced = Some(look.fingerprint);
         self.held = false;
-        self.busy_since = None;
+        self.rest();
         Some(Complete { saved_at: look.newest, newest_path: look.newest_path.clone() })
     }
 
@@ -267,13 +283,32 @@ impl Saves {
             (Profile::Rename | Profile::Orbax, Pace::Broken) => !look.temporary,
             (Profile::Rename | Profile::Orbax, Pace::Calm | Pace::Hurried) => {
                 let busy = self.busy_since.map_or(Span::ZERO, |since| now.since(since));
-                (!look.temporary && quiet >= RENAME_QUIET) || busy >= RENAME_BUSY
+                !look.temporary && (quiet >= RENAME_QUIET || busy >= RENAME_BUSY)
             }
             // A cut-off write looks like any other file: only one that had been left alone is trusted.
             (Profile::Generic, Pace::Broken) => quiet >= self.quiet.hurried,
-            (Profile::Generic, Pace::Calm) => quiet >= self.quiet.calm && !writers(),
-            (Profile::Generic, Pace::Hurried) => quiet >= self.quiet.hurried && !writers(),
+            (Profile::Generic, Pace::Calm) => quiet >= self.wanted(now, self.quiet.calm) && !writers(),
+            (Profile::Generic, Pace::Hurried) => quiet >= self.wanted(now, self.quiet.hurried) && !writers(),
         }
+    }
+
+    /// How long an unknown saver must be quiet. One that saves so often that it never is for `usual` would never be
+    /// taken: then it is half of the longest pause that it did make, since pauses within a save are shorter than those
+    /// between saves.
+    fn wanted(&self, now: Timestamp, usual: Span) -> Span {
+        let busy = self.busy_since.map_or(Span::ZERO, |since| now.since(since));
+        if self.pauses >= PAUSES_KNOWN && busy >= BUSY_LONG {
+            usual.min(Span(self.longest_pause.0 / 2).max(RENAME_QUIET))
+        } else {
+            usual
+        }
+    }
+
+    /// All that is there is announced.
+    fn rest(&mut self) {
+        self.busy_since = None;
+        self.pauses = 0;
+        self.longest_pause = Span::ZERO;
     }
 }
 
@@ -356,6 +391,43 @@ mod tests {
     }
 
     #[test]
+    fn an_unknown_saver_that_never_rests_is_taken_in_its_longest_pause() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut saves = saves(Profile::Generic);
+        let begin = now();
+        let mut taken = Vec::new();
+        // A save every 1.5 s: two files, 0.3 s apart, in place.
+        for tick in 0..120_u64 {
+            let at = begin + Span::millis(tick * 100);
+            match tick % 15 {
+                0 => std::fs::write(dir.path().join("a"), tick.to_string().repeat(3)).unwrap(),
+                3 => std::fs::write(dir.path().join("b"), tick.to_string().repeat(3)).unwrap(),
+                _ => {}
+            }
+            let mut look = saves.looker().look(dir.path());
+            // The test runs faster than its clock: what counts is when we saw it.
+            look.touched = at;
+            if saves.judge(at, Pace::Calm, &look, || false).is_some() {
+                taken.push(tick);
+            }
+        }
+        assert!(!taken.is_empty(), "never taken");
+        assert!(taken.iter().all(|tick| tick % 15 > 3), "taken between the files of one save: {taken:?}");
+    }
+
+    #[test]
+    fn a_save_is_not_taken_while_a_part_of_it_is_written_aside() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("model"), "2").unwrap();
+        std::fs::write(dir.path().join("optimizer.tmp"), "half").unwrap();
+        let mut saves = saves(Profile::Rename);
+        let look = saves.looker().look(dir.path());
+        assert_eq!(saves.judge(now(), Pace::Calm, &look, || false), None);
+        assert_eq!(saves.judge(now() + Span::secs(60), Pace::Hurried, &look, || false), None);
+        assert!(!saves.may_push(&look));
+    }
+
+    #[test]
     fn an_unknown_saver_that_renames_need_not_be_quiet_for_long() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("model"), "1").unwrap();
@@ -395,7 +467,6 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut saves = saves(Profile::Rename);
         let start = now();
-        std::fs::write(dir.path().join("a.tmp"), "half").unwrap();
         let mut found = None;
         for round in 0..25_u64 {
             std::fs::write(dir.path().join("a"), vec![0; round as usize + 1]).unwrap();

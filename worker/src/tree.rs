@@ -81,10 +81,30 @@ impl Tree {
         found.into_iter().filter(|pid| *pid != own && live.contains(pid)).collect()
     }
 
-    /// The processes that train: those without live children of the attempt.
+    /// The processes that train. Those are the topmost ones with a handler for `signal`: below them are loaders of data
+    /// and the like, which would die of it; above them are shells. Where nobody has a handler, the leaves of the tree.
     #[must_use]
-    pub fn leaves(&self) -> BTreeSet<u32> {
+    pub fn ranks(&self, signal: Signal) -> BTreeSet<u32> {
         let members = self.members_quickly();
+        let parent_of: BTreeMap<u32, u32> = processes().iter().map(|p| (p.pid, p.parent)).collect();
+        let catching: BTreeSet<u32> = members.iter().copied().filter(|pid| catches(*pid, signal)).collect();
+        let is_below_another = |pid: &u32| {
+            let mut above = parent_of.get(pid);
+            // The depth of a process tree is bounded by its size.
+            for _ in 0..parent_of.len() {
+                match above {
+                    Some(parent) if catching.contains(parent) => return true,
+                    Some(parent) if members.contains(parent) => above = parent_of.get(parent),
+                    Some(_) | None => return false,
+                }
+            }
+            false
+        };
+        let top: BTreeSet<u32> = catching.iter().copied().filter(|pid| !is_below_another(pid)).collect();
+        if top.is_empty() { self.leaves(members) } else { top }
+    }
+
+    fn leaves(&self, members: BTreeSet<u32>) -> BTreeSet<u32> {
         let parents: BTreeSet<u32> =
             processes().iter().filter(|p| !p.zombie && members.contains(&p.pid)).map(|p| p.parent).collect();
         members.into_iter().filter(|pid| !parents.contains(pid)).collect()
@@ -119,6 +139,15 @@ impl Tree {
         let left: Vec<String> = self.members().iter().map(u32::to_string).collect();
         Some(format!("processes {} could not be killed", left.join(", ")))
     }
+}
+
+/// Whether the process has a handler of its own for `signal`, as the kernel tells.
+fn catches(pid: u32, signal: Signal) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    let mask = mask.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0);
+    u32::try_from(signal.as_raw() - 1)
+        .is_ok_and(|bit| mask.checked_shr(bit).is_some_and(|rest| rest & 1 == 1))
 }
 
 /// Kills what earlier workers of this node left behind: every process whose mark starts with `prefix`.

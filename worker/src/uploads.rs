@@ -70,6 +70,8 @@ pub enum Refusal {
 /// A push that worked.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Held {
+    /// Of the look that was pushed.
+    pub fingerprint: u64,
     pub saved_at: Timestamp,
     /// Absent if an earlier push already holds these files.
     pub committed: Option<v1::Checkpoint>,
@@ -178,6 +180,7 @@ impl Uploads {
         let committed = self.news_of(pushed, look.newest);
         let took = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
         Ok(Some(Held {
+            fingerprint: look.fingerprint,
             saved_at: look.newest,
             committed,
             estimate: Span(took.saturating_mul(ESTIMATE_PERCENT) / 100),
@@ -303,6 +306,18 @@ pub fn outputs_url(job_url: &str) -> String {
     format!("{}/outputs", job_url.trim_end_matches('/'))
 }
 
+/// What a link that is not ours to replace points to. Ours are those of the same job's earlier attempts, and those whose
+/// target is gone: the node that they led to has ended.
+fn in_use(link: &Path, target: &Path) -> Option<PathBuf> {
+    let leads_to = std::fs::read_link(link).ok()?;
+    let job_of = |path: &Path| {
+        let attempt = path.parent()?.file_name()?.to_str()?;
+        attempt.rsplit_once('-').map(|(job, _generation)| job.to_owned())
+    };
+    let same_job = job_of(&leads_to).is_some() && job_of(&leads_to) == job_of(target);
+    (link.exists() && leads_to != target && !same_job).then_some(leads_to)
+}
+
 /// Makes `link` (relative to `cwd`) a link to the checkpoint directory, for a job that knows only that name.
 ///
 /// # Errors
@@ -312,7 +327,9 @@ pub fn link_directory(cwd: &Path, link: &str, target: &Path) -> Result<(), Strin
     let say = |why: String| format!("checkpoint.dir `{link}`: {why}");
     match std::fs::symlink_metadata(&path) {
         Ok(meta) if meta.is_symlink() => {
-            // A link of ours from an earlier attempt points into that attempt's directory.
+            if let Some(other) = in_use(&path, target) {
+                return Err(say(format!("is a link to {}; use another name, or remove it", other.display())));
+            }
             std::fs::remove_file(&path).map_err(|e| say(format!("cannot replace the old link: {e}")))?;
         }
         Ok(meta) if meta.is_dir() => {
@@ -379,6 +396,22 @@ mod tests {
             let restored = next.restore(&dir.path().join("restored"), address.newest_step).await.unwrap();
             assert_eq!((restored.checkpoint.unwrap().step, restored.fell_back), (Some(1), 1));
         });
+    }
+
+    #[test]
+    fn the_link_of_another_job_or_of_the_user_is_not_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = |attempt: &str| {
+            let path = dir.path().join(attempt).join("ckpt");
+            std::fs::create_dir_all(&path).unwrap();
+            path
+        };
+        let (first, second, other) = (place("7-1"), place("7-2"), place("8-1"));
+        link_directory(dir.path(), "out", &first).unwrap();
+        link_directory(dir.path(), "out", &second).unwrap();
+        assert!(link_directory(dir.path(), "out", &other).unwrap_err().contains("is a link to"));
+        std::fs::remove_dir_all(dir.path().join("7-2")).unwrap();
+        link_directory(dir.path(), "out", &other).unwrap();
     }
 
     #[test]

@@ -457,7 +457,8 @@ impl Machine {
         match self.stopped {
             // Our own stops have no node to lose: all of the time is for the save, the grace follows it.
             Some(Stop::Requeue | Stop::Budget | Stop::TimeLimit) if self.notice.is_none() => drain.deadline,
-            _ => planned.max(drain.since + half),
+            // The job's grace is kept free, as far as half of the time allows.
+            _ => (planned - self.rules.grace).max(drain.since + half),
         }
     }
 

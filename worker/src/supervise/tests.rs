@@ -162,11 +162,12 @@ fn without_a_save_the_stop_leaves_time_for_the_upload_and_a_second_to_spare() {
     let mut machine = at(Phase::Draining, rules(None, false));
     machine.step(START, Input::UploadEstimate(Span::secs(20)));
     let deadline = START + Span::secs(120);
-    assert_eq!(machine.wake_at(), Some(deadline - Span::secs(20) - UPLOAD_MARGIN));
+    let grace = Span::secs(10);
+    assert_eq!(machine.wake_at(), Some(deadline - Span::secs(20) - UPLOAD_MARGIN - grace));
     let stop_at = machine.wake_at().unwrap();
     assert_eq!(machine.step(stop_at - Span(1), Input::Tick), vec![]);
     assert_eq!(machine.step(stop_at, Input::Tick), vec![Action::SendTerm]);
-    assert_eq!(machine.wake_at(), Some(stop_at + Span::secs(10)), "the job's grace");
+    assert_eq!(machine.wake_at(), Some(stop_at + grace), "the job's grace");
 }
 
 #[test]

@@ -75,6 +75,13 @@ impl Daemon {
         Ok(())
     }
 
+    /// Ends the scheduler and its cloud, whatever they are doing.
+    pub(super) async fn abandon(&mut self) {
+        // It may have ended by itself; what counts is that nothing is left.
+        let _ = self.child.kill().await;
+        let _ = self.cloud.shutdown().await;
+    }
+
     /// Asks it to end; with no work left it ends its cloud, too.
     pub(super) async fn stop(&mut self) -> Result<(), ExpectedError> {
         let pid = self.child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);

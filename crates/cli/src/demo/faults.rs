@@ -71,8 +71,7 @@ pub(super) async fn run(
     story: Story,
 ) -> Result<Story, ExpectedError> {
     let (tx, mut events) = mpsc::channel(QUEUE_MAX);
-    tokio::spawn(stream::watch(client.clone(), 0, task, tx.clone()));
-    tokio::spawn(stream::interrupts(tx));
+    tokio::spawn(stream::watch(client.clone(), 0, task, tx));
     let mut faults = plan.faults.into_iter().peekable();
     let mut hit = 0;
     while let Some(event) = events.recv().await {
@@ -93,16 +92,7 @@ pub(super) async fn run(
                 }
             }
             Event::Failed(error) => return Err(error),
-            Event::Interrupt => {
-                story.end();
-                daemon
-                    .cloud()
-                    .shutdown()
-                    .await
-                    .map_err(|refusal| ExpectedError::Internal(refusal.message))?;
-                return Err(ExpectedError::Refused("stopped by Ctrl-C; nothing is left running".into()));
-            }
-            Event::Away(_) | Event::Back | Event::Log(_) | Event::LogsEnd => {}
+            Event::Away(_) | Event::Back | Event::Log(_) | Event::LogsEnd | Event::Interrupt => {}
         }
     }
     Err(ExpectedError::Internal("the job went out of sight".into()))

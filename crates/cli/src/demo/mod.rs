@@ -15,12 +15,13 @@ use std::time::Duration;
 
 use clap::Args;
 use spotq_model::{
-    CheckpointSpec, Command, JobId, JobSpec, PlacementPolicy, Profile, Resources, Retry, Signal, TaskId,
+    CheckpointSpec, Command, JobId, JobSpec, PlacementPolicy, Profile, Resources, Retry, TaskId,
 };
 use spotq_proto::v1;
 use tokio::process::Child;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::error::ExpectedError;
+use crate::error::{ExpectedError, codes};
 use crate::out::{Format, Out};
 use daemon::Daemon;
 use story::Story;
@@ -52,35 +53,60 @@ pub fn run(args: &DemoArgs, out: &Out) -> Result<ExitCode, ExpectedError> {
     let place = Place::new(args.keep.as_deref())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|e| ExpectedError::Internal(format!("cannot start the runtime: {e}")))?;
-    let result = runtime.block_on(async {
-        match tokio::time::timeout(LIMIT, demo(args, &place, out)).await {
-            Ok(result) => result,
-            Err(_) => Err(ExpectedError::Internal(format!(
-                "the demo did not end within {} s; `--keep DIR` leaves its logs",
-                LIMIT.as_secs()
-            ))),
+    let proof = match runtime.block_on(demo(args, &place, out)) {
+        Ok(Some(proof)) => proof,
+        Ok(None) => {
+            out.say("spotq: stopped; nothing is left running");
+            return Ok(ExitCode::from(codes::INTERRUPTED));
         }
-    });
-    let proof = result?;
+        Err(error) => return Err(error),
+    };
     proof.print(out, args.keep.as_deref())?;
     Ok(if proof.holds() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-async fn demo(args: &DemoArgs, place: &Place, out: &Out) -> Result<proof::Proof, ExpectedError> {
+/// `None` if it was stopped by a signal. However it ends, nothing of it is left running.
+async fn demo(args: &DemoArgs, place: &Place, out: &Out) -> Result<Option<proof::Proof>, ExpectedError> {
+    let mut stop = Stop::new()?;
+    let mut daemon = Daemon::start(&place.data, args.seed).await?;
+    let ended = tokio::select! {
+        ended = tokio::time::timeout(LIMIT, train(&mut daemon, args, place, out)) => ended,
+        () = stop.asked() => {
+            daemon.abandon().await;
+            return Ok(None);
+        }
+    };
+    let failed = match ended {
+        Ok(Ok(proof)) => return Ok(Some(proof)),
+        Ok(Err(error)) => error,
+        Err(_) => ExpectedError::Internal(format!(
+            "the demo did not end within {} s; `--keep DIR` leaves its logs",
+            LIMIT.as_secs()
+        )),
+    };
+    daemon.abandon().await;
+    Err(failed)
+}
+
+async fn train(
+    daemon: &mut Daemon,
+    args: &DemoArgs,
+    place: &Place,
+    out: &Out,
+) -> Result<proof::Proof, ExpectedError> {
     let steps = STEPS_MIN.max(STEPS_PER_PREEMPTION * u64::from(args.preemptions + 1));
     let story = Story::new(out);
     story.say(&format!(
         "training a character model for {steps} steps twice: undisturbed, and on spot capacity"
     ));
     let mut undisturbed = undisturbed(&place.uninterrupted, steps)?;
-    let mut daemon = Daemon::start(&place.data, args.seed).await?;
     let client = daemon.client().await?;
     let submitted = client
         .submit(v1::SubmitRequest { client_key: "demo".into(), spec: Some((&job(steps)?).into()) })
         .await?;
     let task = TaskId::only(JobId(submitted.job_id));
     let plan = faults::Plan::new(args.seed, args.preemptions, steps);
-    let story = faults::run(&mut daemon, &client, task, plan, story).await?;
+    let story = faults::run(daemon, &client, task, plan, story).await?;
     story.say("waiting for the undisturbed training to end");
     let ended = tokio::time::timeout(UNDISTURBED_LIMIT, undisturbed.wait()).await;
     if !matches!(ended, Ok(Ok(status)) if status.success()) {
@@ -89,8 +115,39 @@ async fn demo(args: &DemoArgs, place: &Place, out: &Out) -> Result<proof::Proof,
     let evidence = proof::gather(&client, task, place).await?;
     daemon.stop().await?;
     story.end();
-    Ok(proof::Proof::new(args.seed, daemon.restarts(), evidence))
+    Ok(proof::Proof::new(args.seed, args.preemptions, daemon.restarts(), evidence))
 }
+
+/// Ctrl-C, or being told to end.
+struct Stop {
+    term: Signal,
+    int: Signal,
+    hup: Signal,
+}
+
+impl Stop {
+    fn new() -> Result<Self, ExpectedError> {
+        let on = |kind| {
+            signal(kind).map_err(|e| ExpectedError::Internal(format!("cannot listen to signals: {e}")))
+        };
+        Ok(Stop {
+            term: on(SignalKind::terminate())?,
+            int: on(SignalKind::interrupt())?,
+            hup: on(SignalKind::hangup())?,
+        })
+    }
+
+    async fn asked(&mut self) {
+        tokio::select! {
+            _ = self.term.recv() => {}
+            _ = self.int.recv() => {}
+            _ = self.hup.recv() => {}
+        }
+    }
+}
+
+/// Says that a directory is a demo's; without it nothing in it is touched.
+const MARKER: &str = ".spotq-demo";
 
 /// Where the demo works; removed at the end unless it is to be kept.
 #[derive(Debug)]
@@ -118,10 +175,19 @@ impl Place {
             temporary: keep.is_none(),
             root,
         };
+        claim(&place.root)?;
         // What an earlier demo left in the same directory must not be taken for this one's.
         for dir in [&place.data, &place.uninterrupted, &place.final_dir] {
             if dir.exists() {
                 std::fs::remove_dir_all(dir).map_err(|e| ExpectedError::writing(dir, &e))?;
+            }
+        }
+        for file in ["segments.json", "events.jsonl"] {
+            match std::fs::remove_file(place.root.join(file)) {
+                Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(ExpectedError::writing(&place.root.join(file), &e));
+                }
+                Ok(()) | Err(_) => {}
             }
         }
         for dir in [&place.data, &place.uninterrupted] {
@@ -138,6 +204,20 @@ impl Drop for Place {
             let _ = std::fs::remove_dir_all(&self.root);
         }
     }
+}
+
+/// Takes an empty directory, or one that an earlier demo took. Anything else is somebody's.
+fn claim(root: &Path) -> Result<(), ExpectedError> {
+    let marker = root.join(MARKER);
+    let mut entries = std::fs::read_dir(root).map_err(|e| ExpectedError::reading(root, &e))?;
+    if !marker.exists() && entries.next().is_some() {
+        return Err(ExpectedError::CannotWrite(format!(
+            "{} is not empty and no demo made it\n  hint: name a directory that is new or empty",
+            root.display()
+        )));
+    }
+    std::fs::write(&marker, "made by `spotq demo --keep`; the next one may overwrite what it left here\n")
+        .map_err(|e| ExpectedError::writing(&marker, &e))
 }
 
 /// The same training without a scheduler, a cloud or a checkpoint.
@@ -165,7 +245,7 @@ fn job(steps: u64) -> Result<JobSpec, ExpectedError> {
         env: std::collections::BTreeMap::default(),
         resources: Resources::default(),
         checkpoint: CheckpointSpec {
-            signal: Some(Signal::Usr1),
+            signal: Some(spotq_model::Signal::Usr1),
             profile: Profile::Rename,
             ..CheckpointSpec::default()
         },
@@ -209,4 +289,30 @@ fn cannot_start(what: &str, error: &std::io::Error) -> ExpectedError {
 /// Whether data on stdout is for a program.
 fn for_programs(out: &Out) -> bool {
     matches!(out.format, Format::Json | Format::Csv)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_with_somebodys_files_is_not_touched() {
+        let dir = tempfile::tempdir().unwrap();
+        let precious = dir.path().join("data/train.csv");
+        std::fs::create_dir_all(dir.path().join("data")).unwrap();
+        std::fs::write(&precious, "1").unwrap();
+        let refused = Place::new(Some(dir.path())).unwrap_err();
+        assert!(refused.to_string().contains("not empty"), "{refused}");
+        assert!(precious.exists());
+    }
+
+    #[test]
+    fn a_directory_of_an_earlier_demo_is_used_again_without_what_it_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let keep = dir.path().join("keep");
+        drop(Place::new(Some(&keep)).unwrap());
+        std::fs::write(keep.join("events.jsonl"), "old").unwrap();
+        let place = Place::new(Some(&keep)).unwrap();
+        assert!(!place.root.join("events.jsonl").exists() && place.data.exists());
+    }
 }

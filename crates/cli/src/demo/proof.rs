@@ -47,6 +47,9 @@ pub(super) struct Proof {
     on_demand_usd: Usd,
     savings_pct: f64,
     wasted_usd: Usd,
+    /// How many preemptions were asked for.
+    #[serde(skip)]
+    asked: u32,
     #[serde(skip)]
     evidence: Evidence,
 }
@@ -89,7 +92,7 @@ pub(super) async fn gather(client: &Client, task: TaskId, place: &Place) -> Resu
 }
 
 impl Proof {
-    pub(super) fn new(seed: u64, scheduler_restarts: u32, evidence: Evidence) -> Self {
+    pub(super) fn new(seed: u64, asked: u32, scheduler_restarts: u32, evidence: Evidence) -> Self {
         let cost = evidence.job.cost.unwrap_or_default();
         let percent = words::percent(cost.saved_net_nano_usd, cost.on_demand_useful_nano_usd).unwrap_or(0.0);
         Proof {
@@ -108,13 +111,17 @@ impl Proof {
             on_demand_usd: Usd(cost.on_demand_useful_nano_usd),
             savings_pct: (percent * 100.0).round() / 100.0,
             wasted_usd: Usd(cost.wasted_nano_usd),
+            asked,
             evidence,
         }
     }
 
-    /// The claim: the job completed, and its model is the undisturbed one to the bit.
+    /// The claim: the job completed, its model is the undisturbed one to the bit, and it really went through all that.
     pub(super) fn holds(&self) -> bool {
-        self.identical && self.outcome == "completed"
+        let went_through = self.preemptions >= self.asked
+            && self.preemptions_without_notice >= 1
+            && self.scheduler_restarts >= 1;
+        self.identical && self.outcome == "completed" && went_through
     }
 
     pub(super) fn print(&self, out: &Out, kept: Option<&Path>) -> Result<(), ExpectedError> {
@@ -133,6 +140,9 @@ impl Proof {
             self.preemptions_without_notice,
             self.scheduler_restarts,
         ));
+        if !self.holds() {
+            text.push_str("The demo did NOT show what it should: see the figures above.\n");
+        }
         if let Some(dir) = kept {
             text.push_str(&format!("Everything is in {}.\n", dir.display()));
         }
