@@ -72,7 +72,7 @@ pub async fn run(args: DaemonArgs) -> Result<(), DaemonError> {
         checkpoint_root: config
             .checkpoint_store
             .clone()
-            .unwrap_or_else(|| format!("file://{}", data.join("checkpoints").display())),
+            .map_or_else(|| directory_url(&data.join("checkpoints")), Ok)?,
         data_dir: data.clone(),
         secret: ClusterSecret::new(secret),
         server_url: format!("http://{address}"),
@@ -202,6 +202,12 @@ async fn open_store(path: PathBuf) -> Result<SledStore, DaemonError> {
     let at = path.clone();
     let opened = tokio::task::spawn_blocking(move || SledStore::open(&path, SledOptions::default())).await;
     opened.map_err(|error| DaemonError::Running(error.to_string()))?.map_err(|error| data_error(&at, &error))
+}
+
+/// A directory as a URL: a `#` or `%` in its name must not mean something else.
+fn directory_url(path: &Path) -> Result<String, DaemonError> {
+    let url = url::Url::from_file_path(path);
+    url.map(String::from).map_err(|()| data_error(path, &"its name cannot be part of a URL"))
 }
 
 fn data_error(path: &Path, error: &dyn std::fmt::Display) -> DaemonError {

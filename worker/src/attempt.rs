@@ -20,7 +20,7 @@ use crate::observe::{self, Seen, SharedSeen, Sight, lock};
 use crate::process::{self, Ended, Launch, Pumps};
 use crate::progress::Progress;
 use crate::saves::{Pace, Quiet, Saves};
-use crate::supervise::{Action, End, Finish, Input, Machine, News, Phase, Pushed, Rules, Stop};
+use crate::supervise::{Action, Blame, End, Finish, Input, Machine, News, Phase, Pushed, Rules, Stop};
 use crate::tree::Tree;
 use crate::uploads::{Held, Refusal, RestoredFrom, StoreAddress, Uploads, link_directory};
 use crate::words;
@@ -245,7 +245,7 @@ impl Attempt {
         let opened = Uploads::open(&self.order.store, generation, &spec.checkpoint, &spec.outputs);
         let uploads = match opened {
             Ok(uploads) => Arc::new(uploads),
-            Err(message) => return Some(Input::RestoreFailed { message }),
+            Err(message) => return Some(Input::RestoreFailed { message, blame: Blame::Job }),
         };
         self.uploads = Some(Arc::clone(&uploads));
         let (dir, newest_step) = (self.places.checkpoint.clone(), self.order.store.newest_step);
@@ -267,7 +267,7 @@ impl Attempt {
                     Input::Restored
                 }
                 Err(Refusal::Superseded { by }) => Input::Fenced { by },
-                Err(Refusal::Failed { message }) => Input::RestoreFailed { message },
+                Err(Refusal::Failed { message, blame }) => Input::RestoreFailed { message, blame },
             };
             let _ = inputs.send(input).await;
         }));

@@ -14,6 +14,7 @@ use spotq_proto::v1;
 
 use crate::ids::now;
 use crate::saves::{Looker, step_in, temporary_names};
+use crate::supervise::Blame;
 
 /// A store that is away when an attempt starts is tried this often before the attempt gives up, about three minutes.
 const RESTORE_TRIES: u32 = 12;
@@ -64,7 +65,7 @@ pub struct RestoredFrom {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refusal {
     Superseded { by: u64 },
-    Failed { message: String },
+    Failed { message: String, blame: Blame },
 }
 
 /// A push that worked.
@@ -131,7 +132,20 @@ impl Uploads {
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(RESTORE_PAUSE_MAX);
                 }
-                Err(error) => return Err(Refusal::Failed { message: format!("cannot restore: {error}") }),
+                Err(error) => {
+                    let blame = match &error {
+                        CheckpointError::Unavailable { .. } | CheckpointError::NoSpace { .. } => {
+                            Blame::Surroundings
+                        }
+                        _ => Blame::Job,
+                    };
+                    let cause =
+                        std::error::Error::source(&error).map_or_else(String::new, |e| format!(": {e}"));
+                    return Err(Refusal::Failed {
+                        message: format!("cannot restore: {error}{cause}"),
+                        blame,
+                    });
+                }
             }
         }
         unreachable!("the loop ends by its last try")

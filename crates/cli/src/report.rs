@@ -26,7 +26,7 @@ pub fn jobs(reply: &v1::ReportReply, out: &Out) -> Grid {
         Column::right("LOST", "preemptions"),
         Column::right("UNNOTICED", "preemptions_without_notice").wide(),
         Column::right("STEPS", "steps_done").wide(),
-        Column::right("REDONE", "steps_repeated"),
+        Column::right("REDONE", "steps_repeated").wide(),
     ]);
     let name_max = if out.format == Format::Wide { usize::MAX } else { 16 };
     for job in &reply.jobs {
@@ -78,7 +78,7 @@ pub fn page(job: &v1::JobReport, segments: &[v1::SegmentView], as_of_ms: u64, ou
     page.line("on demand", &format!("{}  for the useful {}", usd(useful), Span(job.useful_ms)));
     let net = cost.saved_net_nano_usd;
     page.line("saved", &format!("{}{}  net of waste", usd(Usd(net)), share(net)));
-    page.line("gross", &format!("{}  had nothing been wasted", usd(Usd(cost.saved_gross_nano_usd))));
+    page.line("gross", &format!("{}  by price alone", usd(Usd(cost.saved_gross_nano_usd))));
     page.line("wasted", &usd(Usd(cost.wasted_nano_usd)));
     let notice = match job.preemptions_without_notice {
         0 => String::new(),
@@ -195,10 +195,10 @@ mod tests {
         reply.jobs.push(v1::JobReport { job_id: 8, ..reply.jobs[0].clone() });
         let table = jobs(&reply, &out(Format::Table)).table(&out(Format::Table));
         let expected = "\
-JOB  NAME   PHASE       BILLED  ON DEMAND  SAVED   %   WASTED  LOST  REDONE
-  7  train  completed  $0.9731      $3.00  $2.03  68  $0.0500     1      40
-  8  train  completed  $0.9731      $3.00  $2.03  68  $0.0500     1      40
-     all                 $1.95      $6.00  $4.05  68  $0.1000     2      80
+JOB  NAME   PHASE       BILLED  ON DEMAND  SAVED   %   WASTED  LOST
+  7  train  completed  $0.9731      $3.00  $2.03  68  $0.0500     1
+  8  train  completed  $0.9731      $3.00  $2.03  68  $0.0500     1
+     all                 $1.95      $6.00  $4.05  68  $0.1000     2
 ";
         assert_eq!(table, expected, "\n{table}");
         let csv = jobs(&reply, &out(Format::Csv));

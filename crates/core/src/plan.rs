@@ -163,7 +163,9 @@ pub fn plan(input: &PlanInput<'_>, p: &Policies) -> Plan {
         let (task, generation) = (waiting.task, waiting.next_generation);
         let offer = best_offer(input, p, waiting);
         let free = best_free_node(input, p, waiting, &taken);
-        if let Some((_, node)) = free.filter(|(score, _)| is_worth_it(score, offer.as_ref().ok(), live < p.nodes_max)) {
+        if let Some((_, node)) =
+            free.filter(|(score, _)| is_worth_it(score, offer.as_ref().ok(), live < p.nodes_max))
+        {
             taken.insert(node);
             plan.moves.push(Move::Use { task, generation, node });
             continue;
@@ -263,7 +265,8 @@ fn best_free_node(
 
 /// A node that is up saves the boot of another one, but not at any price.
 fn is_worth_it(free: &Score, offer: Option<&(Score, &Offer)>, may_launch: bool) -> bool {
-    let limit = offer.filter(|_| may_launch).map(|(best, _)| best.expected_per_hour.saturating_mul(FREE_NODE_FACTOR));
+    let limit =
+        offer.filter(|_| may_launch).map(|(best, _)| best.expected_per_hour.saturating_mul(FREE_NODE_FACTOR));
     limit.is_none_or(|limit| free.expected_per_hour <= limit)
 }
 

@@ -61,7 +61,7 @@ impl Default for Policies {
             preempted_cool_down: Span::secs(300),
             back_off: Span::secs(1),
             back_off_max: Span::secs(300),
-            fruitless_losses_max: 20,
+            fruitless_losses_max: 8,
             nodes_max: 100,
             plan_width: 1000,
             progress_every: Span::secs(5),

@@ -35,7 +35,9 @@ fn job_facts(config: &EngineConfig, job: &Job, task: &Task) -> v1::JobView {
         Phase::Held { .. } => ("held by its user".to_owned(), None, None),
         Phase::Pending { reason, next_try } => (reason.to_string(), Some(next_try.0), None),
         Phase::Draining { deadline, .. } => (drain_reason(task), None, Some(deadline.0)),
-        Phase::Completing { until, .. } => ("was its node the reason?".to_owned(), None, Some(until.0)),
+        Phase::Completing { until, .. } => {
+            ("it ended badly; looking whether its node was lost".to_owned(), None, Some(until.0))
+        }
         Phase::Provisioning { .. } | Phase::Restoring { .. } | Phase::Running { .. } | Phase::Done { .. } => {
             (String::new(), None, None)
         }

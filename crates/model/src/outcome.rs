@@ -65,7 +65,9 @@ impl fmt::Display for Outcome {
             Outcome::PreemptionBudgetSpent => {
                 f.write_str("preempted more often than `retry.preemptions` allows")
             }
-            Outcome::NodeFailure => f.write_str("its nodes failed more often than `retry.failures` allows"),
+            Outcome::NodeFailure => f.write_str(
+                "lost its node, or was killed from outside, again and again without a new checkpoint",
+            ),
             Outcome::OutOfMemory => f.write_str("killed for lack of memory"),
             Outcome::LaunchFailure { message } => write!(f, "could not be started: {message}"),
             Outcome::BudgetExhausted => f.write_str("stopped at its budget"),

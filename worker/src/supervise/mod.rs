@@ -7,7 +7,7 @@ mod types;
 
 use spotq_model::{Signal, Span, Timestamp};
 
-pub use types::{Action, End, Finish, Input, News, Phase, Pushed, Rules, Stop};
+pub use types::{Action, Blame, End, Finish, Input, News, Phase, Pushed, Rules, Stop};
 
 /// From "the process ended" to "everything is uploaded": longer uploads are given up, so that a node is not held.
 pub const FINISH_LIMIT: Span = Span::secs(60);
@@ -109,7 +109,7 @@ impl Machine {
         }
         match input {
             Input::Restored => self.on_restored(&mut out),
-            Input::RestoreFailed { message } => self.on_restore_failed(message, &mut out),
+            Input::RestoreFailed { message, blame } => self.on_restore_failed(message, blame, &mut out),
             Input::Spawned { pid } => self.on_spawned(now, pid, &mut out),
             Input::SpawnFailed { message } => self.on_spawn_failed(now, message, &mut out),
             Input::Exited(end) => self.on_exited(now, end, &mut out),
@@ -145,9 +145,12 @@ impl Machine {
         }
     }
 
-    fn on_restore_failed(&mut self, message: String, out: &mut Vec<Action>) {
+    fn on_restore_failed(&mut self, message: String, blame: Blame, out: &mut Vec<Action>) {
         if self.phase == Phase::Restoring {
-            self.launch_error = Some(message);
+            match blame {
+                Blame::Job => self.launch_error = Some(message),
+                Blame::Surroundings => self.detail = Some(message),
+            }
             self.report_end(out);
         }
     }

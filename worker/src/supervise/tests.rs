@@ -51,7 +51,7 @@ fn at(phase: Phase, rules: Rules) -> Machine {
             Input::Exited(end(Some(0), None)),
             Input::TreeGone { leftover: None },
         ],
-        Phase::Done => vec![Input::RestoreFailed { message: "x".into() }],
+        Phase::Done => vec![Input::RestoreFailed { message: "x".into(), blame: Blame::Job }],
     };
     for input in way {
         machine.step(START, input);
@@ -63,7 +63,7 @@ fn at(phase: Phase, rules: Rules) -> Machine {
 fn inputs() -> Vec<(&'static str, Input)> {
     vec![
         ("restored", Input::Restored),
-        ("restore-failed", Input::RestoreFailed { message: "x".into() }),
+        ("restore-failed", Input::RestoreFailed { message: "x".into(), blame: Blame::Job }),
         ("spawned", Input::Spawned { pid: 7 }),
         ("spawn-failed", Input::SpawnFailed { message: "x".into() }),
         ("exit-0", Input::Exited(end(Some(0), None))),
@@ -145,6 +145,16 @@ fn a_stop_after_the_commands_own_end_is_not_why_it_ended() {
         let finish = run_down(&mut machine, START);
         assert_eq!((finish.stopped, finish.signalled), (None, false));
     }
+}
+
+#[test]
+fn a_store_that_is_away_costs_the_attempt_and_not_the_job() {
+    let mut machine = at(Phase::Restoring, rules(None, false));
+    let away = Input::RestoreFailed { message: "the store is away".into(), blame: Blame::Surroundings };
+    let actions = machine.step(START, away);
+    let Some(Action::Report(News::Finished(finish))) = actions.last() else { panic!("{actions:?}") };
+    assert_eq!(finish.launch_error, None);
+    assert_eq!(finish.detail.as_deref(), Some("the store is away"));
 }
 
 #[test]

@@ -45,12 +45,22 @@ pub enum Pushed {
     },
 }
 
+/// Whose fault it is that a checkpoint could not be restored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Blame {
+    /// Another node would fail as well.
+    Job,
+    /// This node's, or the store's, and it may pass: the attempt is lost, the job is tried again.
+    Surroundings,
+}
+
 /// What happened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Input {
     Restored,
     RestoreFailed {
         message: String,
+        blame: Blame,
     },
     Spawned {
         pid: u32,
