@@ -10,6 +10,7 @@ use spotq_model::Span;
 use spotq_provider_local::CloudConfig;
 
 use crate::error::DaemonError;
+use crate::yaml;
 
 /// The whole file.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -35,47 +36,96 @@ pub struct LocalConfig {
 impl Config {
     /// Reads `path`. Errors name the file, the line and what was expected.
     pub fn read(path: &Path) -> Result<Self, DaemonError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|error| DaemonError::Config(format!("read {}: {error}", path.display())))?;
+        let text =
+            std::fs::read_to_string(path).map_err(|error| DaemonError::Config(unreadable(path, &error)))?;
         if text.trim().is_empty() {
             return Ok(Config::default());
         }
-        let bad = |error: serde_saphyr::Error| DaemonError::Config(format!("{}: {error}", path.display()));
         // Read as what they are, since a mistake in a map of anything has no line.
-        let PoliciesAlone { policies: _ } = serde_saphyr::from_str(&text).map_err(bad)?;
-        let config: Config = serde_saphyr::from_str(&text).map_err(bad)?;
-        config.check().map_err(|what| DaemonError::Config(format!("{}: {what}", path.display())))?;
+        let PoliciesAlone { policies: _ } = yaml::parse(path, &text).map_err(DaemonError::Config)?;
+        let config: Config = yaml::parse(path, &text).map_err(DaemonError::Config)?;
+        let placed = |wrong: Wrong| DaemonError::Config(yaml::at_key(path, &text, &wrong.key, &wrong.what));
+        config.check().map_err(placed)?;
         Ok(config)
     }
 
     /// The policies for the simulated clouds, whose nodes boot in a fraction of a second, with what the file changes.
     pub fn local_policies(&self) -> Result<Policies, DaemonError> {
         let bad = |error: serde_json::Error| DaemonError::Config(format!("policies: {error}"));
-        let mut all = serde_json::to_value(local_defaults()).map_err(bad)?;
-        if let Some(all) = all.as_object_mut() {
-            all.extend(self.policies.clone());
-        }
-        let policies: Policies = serde_json::from_value(all).map_err(bad)?;
-        if policies.node_ttl <= policies.node_ttl_margin {
-            // Every node would be too old as soon as it is up.
-            let text = format!(
-                "policies: `node_ttl` is {}; expected more than `node_ttl_margin`",
-                policies.node_ttl
-            );
-            return Err(DaemonError::Config(format!("{text}, which is {}", policies.node_ttl_margin)));
-        }
+        let policies = self.local_policies_unchecked().map_err(bad)?;
+        check_policies(&policies).map_err(|wrong| DaemonError::Config(wrong.what))?;
         Ok(policies)
     }
 
+    fn local_policies_unchecked(&self) -> Result<Policies, serde_json::Error> {
+        let mut all = serde_json::to_value(local_defaults())?;
+        if let Some(all) = all.as_object_mut() {
+            all.extend(self.policies.clone());
+        }
+        serde_json::from_value(all)
+    }
+
     /// What the types alone cannot tell.
-    fn check(&self) -> Result<(), String> {
+    fn check(&self) -> Result<(), Wrong> {
         if let Some(store) = self.checkpoint_store.as_ref().filter(|url| !is_store(url)) {
-            return Err(format!(
-                "checkpoint_store: `{store}` is no store; expected file:///DIR or s3://BUCKET/PREFIX"
+            return Err(Wrong::new(
+                "checkpoint_store",
+                format!(
+                    "`checkpoint_store`: `{}` is no store: expected file:///DIR or s3://BUCKET/PREFIX; name one",
+                    yaml::one_line(store)
+                ),
             ));
         }
-        self.local.cloud.market.check().map_err(|what| format!("local.cloud: {what}"))
+        self.local.cloud.market.check().map_err(|what| {
+            // The message begins with the name of the key, as in `market.steps`.
+            let key = what.split('`').nth(1).and_then(|name| name.rsplit('.').next()).unwrap_or("market");
+            Wrong::new(key, format!("local.cloud: {what}; correct it"))
+        })?;
+        match self.local_policies_unchecked() {
+            Ok(policies) => check_policies(&policies),
+            Err(error) => Err(Wrong::new("policies", format!("policies: {error}; correct the value"))),
+        }
     }
+}
+
+/// What is wrong with the value of a key.
+#[derive(Debug)]
+struct Wrong {
+    key: String,
+    what: String,
+}
+
+impl Wrong {
+    fn new(key: &str, what: String) -> Self {
+        Wrong { key: key.to_owned(), what }
+    }
+}
+
+fn check_policies(policies: &Policies) -> Result<(), Wrong> {
+    if policies.node_ttl > policies.node_ttl_margin {
+        return Ok(());
+    }
+    // Every node would be too old as soon as it is up.
+    Err(Wrong::new(
+        "node_ttl",
+        format!(
+            "policies: `node_ttl` is {}: expected more than `node_ttl_margin`, which is {}; raise it (in milliseconds)",
+            policies.node_ttl, policies.node_ttl_margin
+        ),
+    ))
+}
+
+fn unreadable(path: &Path, error: &std::io::Error) -> String {
+    let why = match error.kind() {
+        std::io::ErrorKind::NotFound => "there is no such file; name another with --config".to_owned(),
+        std::io::ErrorKind::IsADirectory => "it is a directory; name a file with --config".to_owned(),
+        std::io::ErrorKind::PermissionDenied => "it may not be read; change its permissions".to_owned(),
+        std::io::ErrorKind::InvalidData => {
+            "it is not text in UTF-8: expected YAML; save it as UTF-8".to_owned()
+        }
+        _ => error.to_string().to_lowercase(),
+    };
+    format!("{}: {why}", path.display())
 }
 
 fn is_store(url: &str) -> bool {
@@ -139,19 +189,39 @@ mod tests {
         let store = read("checkpoint_store: ftp://host/dir\n").unwrap_err();
         assert!(store.contains("ftp://host/dir") && store.contains("s3://"), "{store}");
         let market = read("local: {cloud: {market: {no_notice_pct: 101}}}\n").unwrap_err();
-        assert!(market.contains("no_notice_pct"), "{market}");
-        let young = read("policies: {node_ttl: 1000}\n").unwrap().local_policies().unwrap_err().to_string();
-        assert!(young.contains("node_ttl_margin"), "{young}");
+        assert!(market.contains(":1:26: ") && market.contains("no_notice_pct"), "{market}");
+        let young = read("policies:\n  node_ttl: 1000\n").unwrap_err();
+        assert!(
+            young.contains(":2:3: policies: `node_ttl` is 1s") && young.contains("node_ttl_margin"),
+            "{young}"
+        );
     }
 
     #[test]
-    fn a_bad_file_is_named_with_the_place_and_what_was_expected() {
-        let unknown = read("cluster: a\nclustre: b\n").unwrap_err();
-        assert!(unknown.contains("clustre") && unknown.contains("line 2"), "{unknown}");
-        let policy = read("cluster: a\npolicies:\n  idle_tll: 3\n").unwrap_err();
-        assert!(policy.contains("idle_tll") && policy.contains("line 3"), "{policy}");
-        let value = read("policies: {nodes_max: many}").unwrap_err();
-        assert!(value.contains("line 1"), "{value}");
+    fn a_bad_file_is_named_once_with_the_place_what_was_expected_and_what_to_do() {
+        for (text, said) in [
+            (
+                "cluster: a\nclustre: b\n",
+                ":2:1: unknown key `clustre`: expected one of cluster, checkpoint_store, policies, local; correct or \
+                 remove it",
+            ),
+            ("cluster: a\npolicies:\n  idle_tll: 3\n", ":3:3: unknown key `idle_tll`: expected one of "),
+            ("policies: {nodes_max: many}", ":1:23: expected a whole number, not below 0; correct the value"),
+            (
+                "local:\n  cloud: 3\n",
+                ":2:10: expected keys with values, such as `key: value`; correct the value",
+            ),
+            (
+                "cluster: a\ncluster: b\n",
+                ":2:1: the key `cluster` is here a second time: expected each key once; ",
+            ),
+            ("cluster: [1\n", ":1:10: unclosed bracket '[': expected YAML; correct this line"),
+        ] {
+            let error = read(text).unwrap_err();
+            assert!(error.contains(said), "`{said}` is not in\n{error}");
+            assert!(!error.contains("<input>"), "{error}");
+            assert_eq!(error.lines().count(), 1, "{error}");
+        }
         assert!(read("[1").is_err());
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::Write as _;
 use std::net::SocketAddr;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -152,7 +152,9 @@ fn listen_error(address: &str, error: &std::io::Error) -> DaemonError {
 }
 
 fn data_dir(path: &Path) -> Result<PathBuf, DaemonError> {
-    std::fs::create_dir_all(path).and_then(|()| path.canonicalize()).map_err(|error| {
+    // Jobs' outputs and checkpoints are their owner's alone. A directory that is there already stays as it is.
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
+    made.and_then(|()| path.canonicalize()).map_err(|error| {
         let hint = match error.kind() {
             std::io::ErrorKind::AlreadyExists | std::io::ErrorKind::NotADirectory => {
                 "it is not a directory; choose another with --data".to_owned()

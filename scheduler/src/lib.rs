@@ -5,6 +5,7 @@ mod config;
 mod daemon;
 mod error;
 mod names;
+mod yaml;
 
 pub use args::DaemonArgs;
 pub use config::{Config, LocalConfig};

@@ -83,7 +83,9 @@ async fn a_secret_is_made_once_for_its_owner_alone() {
     refused(args.clone()).await;
     let secret = args.data.join("secret");
     let first = std::fs::read(&secret).unwrap();
-    assert_eq!((first.len(), std::fs::metadata(&secret).unwrap().permissions().mode() & 0o777), (32, 0o600));
+    let mode = |path: &std::path::Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!((first.len(), mode(&secret)), (32, 0o600));
+    assert_eq!(mode(&args.data), 0o700, "what jobs write is their owner's alone, too");
     refused(args).await;
     assert_eq!(std::fs::read(secret).unwrap(), first);
 }
@@ -92,10 +94,10 @@ async fn a_secret_is_made_once_for_its_owner_alone() {
 async fn a_bad_configuration_names_its_file_and_line_before_anything_is_made() {
     let dir = TempDir::new("config");
     for (text, parts) in [
-        ("cluster: a\nclustre: b\n", ["clustre", "line 2"]),
-        ("cluster: [1\n", ["config.yaml", "line"]),
-        ("cluster: a\ncluster: b\n", ["config.yaml", "line 2"]),
-        ("local:\n  cloud:\n    no_such_key: 3\n", ["no_such_key", "line 3"]),
+        ("cluster: a\nclustre: b\n", ["clustre", "config.yaml:2:1: "]),
+        ("cluster: [1\n", ["config.yaml:1:", "bracket"]),
+        ("cluster: a\ncluster: b\n", ["config.yaml:2:1: ", "second time"]),
+        ("local:\n  cloud:\n    no_such_key: 3\n", ["no_such_key", "config.yaml:3:5: "]),
     ] {
         let config = Some(dir.write("config.yaml", text));
         let error = refused(DaemonArgs { config, ..args(dir.join("data")) }).await;
@@ -119,8 +121,8 @@ async fn a_wrong_policy_is_refused_before_a_cloud_is_started() {
     let dir = TempDir::new("policy");
     for (text, part) in [
         ("policies: {idle_tll: 3}\n", "idle_tll"),
-        ("policies: {idle_ttl: soon}\n", "policies"),
-        ("policies: {nodes_max: -1}\n", "policies"),
+        ("policies: {idle_ttl: soon}\n", "config.yaml:1:22: expected a whole number"),
+        ("policies: {nodes_max: -1}\n", "config.yaml:1:23: expected a whole number, not below 0"),
     ] {
         let config = Some(dir.write("config.yaml", text));
         let error = refused(DaemonArgs { config, ..args(dir.join("data")) }).await;
