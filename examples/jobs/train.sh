@@ -2,7 +2,7 @@
 # One script for both worlds: Slurm reads the #SBATCH lines and takes the #SPOTQ lines for comments; spotq reads both.
 #SBATCH --job-name=char-lm-script
 #SBATCH --time=00:30:00
-#SPOTQ --checkpoint-signal=USR1 --checkpoint-profile=rename --checkpoint-interval=5s
+#SPOTQ --checkpoint-signal=USR1 --checkpoint-profile=rename
 #SPOTQ --policy=spot-first --budget=0.50 --retry-failures=1
 #SPOTQ --outputs=model.bin
 

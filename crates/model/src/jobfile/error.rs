@@ -171,6 +171,13 @@ impl Notes {
         }
     }
 
+    /// As `push`, unless the file was told the same already: it may hold many jobs.
+    pub(super) fn push_once(&mut self, at: Place, message: &str) {
+        if !self.list.iter().any(|note| note.message == message) {
+            self.push(at, message);
+        }
+    }
+
     pub(super) fn finish(mut self) -> Vec<Note> {
         self.list.sort_by_key(|note| note.place);
         if self.left_out > 0 {

@@ -132,14 +132,20 @@ impl Draft {
                 spec.resources = read.resources;
                 self.use_spot = read.use_spot;
             }
-            "checkpoint" => spec.checkpoint = checkpoint(value)?,
+            "checkpoint" => spec.checkpoint = checkpoint(value, notes)?,
             "policy" => {
                 spec.policy = policy(path, value)?;
                 self.policy_given = Some(value.at);
             }
             "budget" => spec.budget = Some(money(path, value)?),
-            "project" => spec.project = Some(line(path, value, TAG_CHARS_MAX)?.to_owned()),
-            "tags" => spec.tags = tags(value)?,
+            "project" => {
+                spec.project = Some(line(path, value, TAG_CHARS_MAX)?.to_owned());
+                notes.push_once(key.at, keys::PROJECT_UNUSED);
+            }
+            "tags" => {
+                spec.tags = tags(value)?;
+                notes.push_once(key.at, keys::TAGS_UNUSED);
+            }
             "time_limit" => spec.time_limit = Some(span(path, value)?),
             "retry" => spec.retry = retry(value)?,
             "priority" => spec.priority = whole(path, value, i32::MIN.into(), i32::MAX.into())?,
@@ -313,7 +319,7 @@ fn tags(value: &Node) -> Result<BTreeMap<String, String>, Fault> {
     Ok(tags)
 }
 
-fn checkpoint(value: &Node) -> Result<CheckpointSpec, Fault> {
+fn checkpoint(value: &Node, notes: &mut Notes) -> Result<CheckpointSpec, Fault> {
     let Kind::Map(entries) = &value.kind else {
         return Err(expected("checkpoint", "keys such as `dir` and `interval`", value));
     };
@@ -326,7 +332,10 @@ fn checkpoint(value: &Node) -> Result<CheckpointSpec, Fault> {
         }
         match key.text.as_str() {
             "dir" => spec.dir = Some(directory(path, value)?),
-            "interval" => spec.interval = Some(span(path, value)?),
+            "interval" => {
+                spec.interval = Some(span(path, value)?);
+                notes.push_once(key.at, keys::INTERVAL_UNUSED);
+            }
             "signal" => spec.signal = signal(path, value)?,
             "signal_target" => spec.signal_target = signal_target(path, value)?,
             "grace" => {
@@ -338,7 +347,10 @@ fn checkpoint(value: &Node) -> Result<CheckpointSpec, Fault> {
             "profile" => spec.profile = profile(path, value)?,
             "complete_when" => spec.complete_when = Some(relative(path, value)?.to_owned()),
             // Each kept checkpoint is listed at every restore.
-            "keep" => spec.keep = whole(path, value, 1, 1000)?,
+            "keep" => {
+                spec.keep = whole(path, value, 1, 1000)?;
+                notes.push_once(key.at, keys::KEEP_UNUSED);
+            }
             other => return Err(keys::unknown("checkpoint", other, key.at)),
         }
     }

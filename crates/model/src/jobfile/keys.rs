@@ -93,6 +93,16 @@ const NOT_YET: &[(&str, &str)] = &[
     ("inputs", "remove it, and fetch the data in `setup` or `run`"),
 ];
 
+/// Warnings for keys of our own that are kept with the job and have no effect yet.
+pub(super) const INTERVAL_UNUSED: &str = "`checkpoint.interval` is kept with the job and not used by this version: spotq \
+                                          triggers no saves by itself, so let the program save at this interval";
+pub(super) const KEEP_UNUSED: &str =
+    "`checkpoint.keep` is kept with the job and not used by this version: all checkpoints are kept";
+pub(super) const PROJECT_UNUSED: &str =
+    "`project` is kept with the job and not used by this version: reports cannot be grouped by it yet";
+pub(super) const TAGS_UNUSED: &str =
+    "`tags` are kept with the job and not used by this version: reports cannot be grouped by them yet";
+
 /// The warning for a key of SkyPilot that has no effect, at the top or below `resources:`.
 pub(super) fn foreign(parent: &str, key: &str) -> Option<String> {
     let table = match parent {

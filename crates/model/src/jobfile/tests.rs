@@ -362,6 +362,26 @@ resources:
 }
 
 #[test]
+fn keys_of_ours_without_effect_yet_are_told_once_for_a_file() {
+    let doc = "run: x\ncheckpoint: {interval: 5m, keep: 3}\nproject: p\ntags: {a: b}\n";
+    let parsed = yaml(&format!("{doc}---\n{doc}")).unwrap();
+    let text = warnings(&parsed);
+    for (place, key, said) in [
+        ("2:14", "`checkpoint.interval`", "triggers no saves by itself"),
+        ("2:28", "`checkpoint.keep`", "all checkpoints are kept"),
+        ("3:1", "`project`", "reports cannot be grouped by it yet"),
+        ("4:1", "`tags`", "reports cannot be grouped by them yet"),
+    ] {
+        let notes: Vec<_> = text.lines().filter(|note| note.contains(key)).collect();
+        let [note] = notes.as_slice() else { panic!("{key}: {text}") };
+        assert!(note.starts_with(&format!("job.yaml:{place}: ")) && note.contains(said), "{note}");
+    }
+    assert_eq!(parsed.warnings.len(), 4, "{text}");
+    assert_eq!(parsed.jobs[1].checkpoint.keep, 3, "they are kept with the job all the same");
+    assert!(yaml("run: x\ncheckpoint: {interval: , keep: }\nproject:\ntags:\n").unwrap().warnings.is_empty());
+}
+
+#[test]
 fn wrong_yaml_is_refused_with_its_place() {
     refused(
         yaml,
@@ -711,7 +731,8 @@ python train.py
 ",
     )
     .unwrap();
-    assert_eq!(warnings(&parsed), "");
+    let told: Vec<_> = parsed.warnings.iter().filter_map(|note| note.message.split('`').nth(1)).collect();
+    assert_eq!(told, ["checkpoint.interval", "checkpoint.keep", "project", "tags"]);
     let from_yaml = job("
 name: my run
 workdir: src
