@@ -7,8 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use spotq_checkpoint::CheckpointError;
-use spotq_model::{JobSpec, SignalTarget, Timestamp};
+use spotq_model::{JobSpec, Signal, SignalTarget, Timestamp};
 use spotq_proto::v1;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinHandle;
@@ -19,19 +18,17 @@ use crate::logs::{LOG_BYTES_MAX, LogWriter};
 use crate::observe::{self, Seen, SharedSeen, Sight, lock};
 use crate::process::{self, Ended, Launch, Pumps};
 use crate::progress::Progress;
+use crate::pushes::{self, LastPushes, Push, Reporter};
 use crate::saves::{Pace, Quiet, Saves};
 use crate::supervise::{Action, Blame, End, Finish, Input, Machine, News, Phase, Pushed, Rules, Stop};
 use crate::tree::Tree;
-use crate::uploads::{Held, Refusal, RestoredFrom, StoreAddress, Uploads, link_directory};
+use crate::uploads::{Refusal, RestoredFrom, StoreAddress, Uploads, link_directory};
 use crate::words;
 
 /// Inputs on the way to one attempt. Each source has at most a few outstanding.
 const INPUTS_MAX: usize = 64;
 /// How often the rest of a stopped tree is looked at.
 const TREE_POLL: Duration = Duration::from_millis(10);
-/// A failed push is tried again after this, then twice as long, up to the maximum.
-const PUSH_PAUSE: Duration = Duration::from_millis(300);
-const PUSH_PAUSE_MAX: Duration = Duration::from_secs(30);
 
 /// What all attempts of this worker share.
 #[derive(Debug, Clone)]
@@ -117,6 +114,8 @@ struct Attempt {
     push_pause: Arc<Mutex<Duration>>,
     outputs: Option<JoinHandle<()>>,
     end: Option<End>,
+    /// We sent a signal that programs take as "stop".
+    asked_to_end: bool,
 }
 
 impl Attempt {
@@ -155,9 +154,10 @@ impl Attempt {
             pumps: None,
             restoring: None,
             push: None,
-            push_pause: Arc::new(Mutex::new(PUSH_PAUSE)),
+            push_pause: Arc::new(Mutex::new(pushes::PAUSE)),
             outputs: None,
             end: None,
+            asked_to_end: false,
             setting,
             order,
             places,
@@ -229,7 +229,10 @@ impl Attempt {
                 self.log.note("the notice was withdrawn; going on");
             }
             Action::SendSave => self.send_save(),
-            Action::SendTerm => Tree::signal(self.tree.members_quickly(), rustix::process::Signal::TERM),
+            Action::SendTerm => {
+                self.asked_to_end = true;
+                Tree::signal(self.tree.members_quickly(), rustix::process::Signal::TERM);
+            }
             Action::AwaitTree => self.await_tree(),
             Action::KillTree => self.kill_tree(),
             Action::Push => self.start_push(),
@@ -345,8 +348,9 @@ impl Attempt {
         self.log.note(&format!("stop ahead ({source}), {} left to save", deadline.since(now())));
     }
 
-    fn send_save(&self) {
+    fn send_save(&mut self) {
         let Some(signal) = self.order.spec.checkpoint.signal else { return };
+        self.asked_to_end |= matches!(signal, Signal::Term | Signal::Int);
         let targets = match self.order.spec.checkpoint.signal_target {
             SignalTarget::Ranks => self.tree.ranks(words::unix_signal(signal)),
             SignalTarget::Launcher => self.tree.launcher.into_iter().collect(),
@@ -378,13 +382,7 @@ impl Attempt {
     }
 
     fn start_push(&mut self) {
-        let Some(uploads) = self.uploads.clone() else { return };
-        let push = Push {
-            uploads,
-            dir: self.places.checkpoint.clone(),
-            seen: Arc::clone(&self.seen),
-            reporter: self.reporter(),
-        };
+        let Some(push) = self.pusher() else { return };
         let (inputs, seen, pause) =
             (self.inputs.clone(), Arc::clone(&self.seen), Arc::clone(&self.push_pause));
         self.push = Some(tokio::spawn(async move {
@@ -396,9 +394,9 @@ impl Attempt {
                 lock(&seen).not_before = Some(Instant::now() + began.elapsed());
                 if pushed == Pushed::Failed {
                     forget_after(Arc::clone(&seen), *pause);
-                    *pause = (*pause * 2).min(PUSH_PAUSE_MAX);
+                    *pause = (*pause * 2).min(pushes::PAUSE_MAX);
                 } else {
-                    *pause = PUSH_PAUSE;
+                    *pause = pushes::PAUSE;
                 }
             }
             if let Some(estimate) = estimate {
@@ -417,38 +415,34 @@ impl Attempt {
         };
         let cwd = self.cwd.clone();
         self.outputs = Some(tokio::spawn(async move {
-            if let Err(message) = uploads.push_outputs(&cwd).await {
-                tracing::debug!(message, "outputs wait for the next upload");
+            if let Err(error) = uploads.push_outputs(&cwd).await {
+                tracing::debug!(%error, "outputs wait for the next upload");
             }
         }));
     }
 
     fn start_final_push(&mut self) {
-        let Some(uploads) = self.uploads.clone() else { return };
-        let pace = if self.end.is_some_and(ended_by_itself) { Pace::Ended } else { Pace::Broken };
+        let Some(push) = self.pusher() else { return };
         if let Some(observer) = self.observer.take() {
             observer.abort();
         }
-        let push = Push {
-            uploads: Arc::clone(&uploads),
+        let last = LastPushes {
+            push,
+            cwd: self.cwd.clone(),
+            pace: pace_after(self.end, self.asked_to_end),
+            log: self.log.clone(),
+            earlier: [self.push.take(), self.outputs.take()].into_iter().flatten().collect(),
+        };
+        self.push = Some(tokio::spawn(last.run(self.inputs.clone())));
+    }
+
+    fn pusher(&self) -> Option<Push> {
+        Some(Push {
+            uploads: self.uploads.clone()?,
             dir: self.places.checkpoint.clone(),
             seen: Arc::clone(&self.seen),
-            reporter: self.reporter(),
-        };
-        let (inputs, cwd) = (self.inputs.clone(), self.cwd.clone());
-        let (earlier, outputs) = (self.push.take(), self.outputs.take());
-        tokio::spawn(async move {
-            if let Some(earlier) = earlier {
-                let _ = earlier.await;
-            }
-            let problem = push.last(pace).await;
-            if let Some(outputs) = outputs {
-                let _ = outputs.await;
-            }
-            let outputs = uploads.push_outputs(&cwd).await.err();
-            let problem = [problem, outputs].into_iter().flatten().reduce(|a, b| format!("{a}; {b}"));
-            let _ = inputs.send(Input::FinalDone { problem }).await;
-        });
+            reporter: Reporter { id: self.order.id, tell: self.tell.clone() },
+        })
     }
 
     async fn report_news(&self, news: News) {
@@ -472,6 +466,9 @@ impl Attempt {
         };
         // A trainer that reached its last step is done, whatever signals were on their way.
         let done = last.is_some_and(|point| point.total.is_some_and(|total| point.step >= total));
+        if let Some(problem) = finish.unstored.take() {
+            self.log.note(&format!("ended, but not everything that it made is stored: {problem}"));
+        }
         let plain = finish.end.is_some_and(|end| end.code == Some(0));
         if done && plain && finish.stopped != Some(Stop::Cancel) {
             finish.signalled = false;
@@ -481,10 +478,6 @@ impl Attempt {
 
     async fn report(&self, what: v1::report::What) {
         let _ = self.tell.send(Told { id: self.order.id, at: now(), what }).await;
-    }
-
-    fn reporter(&self) -> Reporter {
-        Reporter { id: self.order.id, tell: self.tell.clone() }
     }
 
     fn restored_from(&self) -> RestoredFrom {
@@ -498,75 +491,16 @@ impl Attempt {
     }
 }
 
-#[derive(Debug, Clone)]
-struct Reporter {
-    id: AttemptId,
-    tell: mpsc::Sender<Told>,
-}
-
-/// One upload of the checkpoint directory.
-struct Push {
-    uploads: Arc<Uploads>,
-    dir: PathBuf,
-    seen: SharedSeen,
-    reporter: Reporter,
-}
-
-impl Push {
-    async fn once(&self) -> (Pushed, Option<spotq_model::Span>) {
-        let looker = lock(&self.seen).saves.looker();
-        let may = |look: &_| lock(&self.seen).saves.may_push(look);
-        match self.uploads.push(&self.dir, looker, may, |at| observe::step_at(&self.seen, at)).await {
-            Ok(Some(held)) => {
-                let estimate = held.estimate;
-                (self.tell_held(held).await, Some(estimate))
-            }
-            Ok(None) => (Pushed::Failed, None),
-            Err(CheckpointError::Superseded { by }) => (Pushed::Superseded { by: by.0 }, None),
-            Err(error) => {
-                tracing::info!(%error, "checkpoint was not uploaded; trying again");
-                (Pushed::Failed, None)
-            }
-        }
-    }
-
-    /// After the end: what is complete and not held yet. Says what went wrong.
-    async fn last(&self, pace: Pace) -> Option<String> {
-        let looker = lock(&self.seen).saves.looker();
-        let (looking, dir) = (looker.clone(), self.dir.clone());
-        let look = tokio::task::spawn_blocking(move || looking.look(&dir)).await.ok()?;
-        {
-            let mut seen = lock(&self.seen);
-            seen.progress.look(now());
-            // A look that was announced but failed to upload is looked at again; the store says if it holds it.
-            seen.saves.forget_failed();
-            seen.saves.judge(now(), pace, &look, || false)?;
-        }
-        match self.uploads.push(&self.dir, looker, |_| true, |at| observe::step_at(&self.seen, at)).await {
-            Ok(Some(held)) => {
-                self.tell_held(held).await;
-                None
-            }
-            Ok(None) => None,
-            Err(error) => Some(format!("the last checkpoint was not uploaded: {error}")),
-        }
-    }
-
-    async fn tell_held(&self, held: Held) -> Pushed {
-        if let Some(committed) = held.committed {
-            let what = v1::report::What::Committed(committed);
-            let _ = self.reporter.tell.send(Told { id: self.reporter.id, at: now(), what }).await;
-        }
-        lock(&self.seen).saves.mark_held(held.fingerprint);
-        Pushed::Held { saved_at: held.saved_at }
-    }
-}
-
-/// An exit that the command chose: what it saved it meant to save.
-fn ended_by_itself(end: End) -> bool {
+/// How to look at what is left on disk. An exit that the command chose: what it saved it meant to save. The exit codes
+/// of an ended shell are chosen only if the command was `asked` to end; else something else ended it in the middle.
+fn pace_after(end: Option<End>, asked: bool) -> Pace {
     const BY_TERM: i32 = 128 + 15;
     const BY_INT: i32 = 128 + 2;
-    matches!(end.code, Some(0 | BY_TERM | BY_INT))
+    match end.and_then(|end| end.code) {
+        Some(0) => Pace::Ended,
+        Some(BY_TERM | BY_INT) if asked => Pace::Ended,
+        Some(_) | None => Pace::Broken,
+    }
 }
 
 fn forget_after(seen: SharedSeen, pause: Duration) {
@@ -582,4 +516,23 @@ fn free_port() -> u16 {
     const USUAL: u16 = 29_500;
     let bound = std::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0));
     bound.and_then(|listener| listener.local_addr()).map_or(USUAL, |address| address.port())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_exit_codes_of_a_stop_are_chosen_only_by_who_was_asked_to_stop() {
+        let end = |code| Some(End { code, signal: None, out_of_memory: false, at: now() });
+        for asked in [false, true] {
+            assert_eq!(pace_after(end(Some(0)), asked), Pace::Ended);
+            assert_eq!(pace_after(end(Some(1)), asked), Pace::Broken);
+            assert_eq!(pace_after(end(None), asked), Pace::Broken);
+        }
+        assert_eq!(pace_after(end(Some(143)), true), Pace::Ended);
+        assert_eq!(pace_after(end(Some(130)), true), Pace::Ended);
+        assert_eq!(pace_after(end(Some(143)), false), Pace::Broken);
+        assert_eq!(pace_after(end(Some(130)), false), Pace::Broken);
+    }
 }

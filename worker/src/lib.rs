@@ -18,6 +18,7 @@ mod observe;
 mod outbox;
 mod process;
 mod progress;
+mod pushes;
 mod renames;
 mod saves;
 mod session;

@@ -204,9 +204,12 @@ impl Uploads {
     /// Pushes the declared outputs of the working directory.
     ///
     /// # Errors
-    /// Text for people.
-    pub async fn push_outputs(&self, work: &Path) -> Result<(), String> {
-        let Some((repository, selection)) = &self.outputs else { return Ok(()) };
+    /// Those of the store.
+    pub async fn push_outputs(&self, work: &Path) -> Result<(), CheckpointError> {
+        // A command may remove its own directory: then it has no outputs.
+        let Some((repository, selection)) = self.outputs.as_ref().filter(|_| work.is_dir()) else {
+            return Ok(());
+        };
         let request = PushRequest {
             generation: self.generation,
             step: None,
@@ -215,14 +218,14 @@ impl Uploads {
             selection: selection.clone(),
         };
         for attempt in 1.. {
-            let candidate = repository.scan(work, selection).await.map_err(|e| format!("outputs: {e}"))?;
+            let candidate = repository.scan(work, selection).await?;
             if candidate.is_empty() {
                 return Ok(());
             }
             match repository.push_candidate(candidate, &request, &|_| {}).await {
                 Ok(_) => return Ok(()),
                 Err(CheckpointError::Changed { .. }) if attempt < OUTPUT_TRIES => {}
-                Err(error) => return Err(format!("outputs were not uploaded: {error}")),
+                Err(error) => return Err(error),
             }
         }
         Ok(())

@@ -340,3 +340,88 @@ fn an_unknown_saver_is_committed_when_its_file_is_closed_and_quiet() {
     assert!(bed.scheduler.committed(grant).is_empty(), "not while it is open");
     wait_until(LIMIT, || bed.scheduler.committed(grant).len() == 1, "the commit").unwrap();
 }
+
+/// A command that, once `flag` is there, saves one checkpoint and ends.
+fn saves_and_ends(flag: &std::path::Path, code: i32) -> JobSpec {
+    let mut spec = shell(&format!(
+        "echo ready; while [ ! -e {} ]; do sleep 0.02; done; \
+         echo x > $SPOTQ_CHECKPOINT_DIR/.s.tmp; mv $SPOTQ_CHECKPOINT_DIR/.s.tmp $SPOTQ_CHECKPOINT_DIR/step-1; exit {code}",
+        flag.display()
+    ));
+    spec.checkpoint.profile = spotq_model::Profile::Rename;
+    spec
+}
+
+/// A bed whose command has ended after its store went away; nothing of the end is reported yet.
+fn ended_without_a_store(code: i32) -> (Bed, v1::Grant) {
+    let bed = Bed::new();
+    let flag = bed.dir.path().join("flag");
+    let grant = bed.grant(1, 1, &saves_and_ends(&flag, code));
+    bed.scheduler.wait_log(grant, "ready");
+    std::fs::rename(bed.store(), bed.dir.path().join("away")).unwrap();
+    std::fs::write(bed.store(), "no directory").unwrap();
+    std::fs::write(&flag, "").unwrap();
+    bed.scheduler.wait_log(grant, "the last checkpoint was not uploaded");
+    assert!(!bed.scheduler.reports(grant).iter().any(|r| matches!(r.what, Some(What::Finished(_)))));
+    (bed, grant)
+}
+
+#[test]
+fn results_that_cannot_be_stored_at_first_are_stored_when_the_store_is_back() {
+    let (bed, grant) = ended_without_a_store(0);
+    std::fs::remove_file(bed.store()).unwrap();
+    std::fs::rename(bed.dir.path().join("away"), bed.store()).unwrap();
+    let end = bed.scheduler.finished(grant);
+    assert_eq!((end.exit_code, end.detail), (Some(0), None));
+    assert_eq!(bed.scheduler.committed(grant).len(), 1);
+}
+
+#[test]
+fn an_attempt_whose_results_are_not_stored_is_lost_and_says_what_is_missing() {
+    let (bed, grant) = ended_without_a_store(0);
+    bed.scheduler.send(v1::scheduler_message::Kind::Stop(v1::StopTask {
+        grant: Some(grant),
+        reason: StopReason::Cancel.into(),
+        deadline_ms: 1,
+    }));
+    let end = bed.scheduler.finished(grant);
+    assert_eq!((end.exit_code, end.signal, end.stopped()), (None, None, StopReason::None));
+    let detail = end.detail.unwrap();
+    assert!(detail.contains("the last checkpoint was not uploaded"), "{detail}");
+    bed.scheduler.wait_log(grant, "not everything that it made is stored");
+}
+
+#[test]
+fn a_command_that_failed_keeps_its_exit_code_when_its_results_are_not_stored() {
+    let (bed, grant) = ended_without_a_store(3);
+    bed.scheduler.send(v1::scheduler_message::Kind::Stop(v1::StopTask {
+        grant: Some(grant),
+        reason: StopReason::Cancel.into(),
+        deadline_ms: 1,
+    }));
+    let end = bed.scheduler.finished(grant);
+    assert_eq!(end.exit_code, Some(3));
+    assert!(end.detail.unwrap().contains("was not uploaded"));
+}
+
+/// An unknown saver that writes and ends as a stopped shell does, after `before`.
+fn half_a_save(before: &str) -> JobSpec {
+    let mut spec = shell(&format!("{before} echo half > $SPOTQ_CHECKPOINT_DIR/model; exit 143"));
+    spec.checkpoint.profile = spotq_model::Profile::Generic;
+    spec
+}
+
+#[test]
+fn an_exit_code_like_that_of_a_stop_is_a_failure_when_nobody_asked_for_one() {
+    let bed = Bed::with(&WorkerOptions { args: &["--quiet-hurried", "60s"], ..Default::default() });
+    let grant = bed.grant(1, 1, &half_a_save(""));
+    assert_eq!(bed.scheduler.finished(grant).exit_code, Some(143));
+    assert!(bed.scheduler.committed(grant).is_empty(), "nobody knows whether that save was whole");
+    // Asked to end, it ends as it means to, and what it saved counts.
+    let waits = "trap : TERM; echo ready; while sleep 0.05; do :; done;";
+    let grant = bed.grant(2, 1, &half_a_save(waits));
+    bed.scheduler.wait_log(grant, "ready");
+    bed.scheduler.stop(grant, StopReason::Cancel);
+    assert_eq!(bed.scheduler.finished(grant).exit_code, Some(143));
+    assert_eq!(bed.scheduler.committed(grant).len(), 1);
+}

@@ -9,8 +9,11 @@ use spotq_model::{Signal, Span, Timestamp};
 
 pub use types::{Action, Blame, End, Finish, Input, News, Phase, Pushed, Rules, Stop};
 
-/// From "the process ended" to "everything is uploaded": longer uploads are given up, so that a node is not held.
-pub const FINISH_LIMIT: Span = Span::secs(60);
+/// From "the process ended" to "everything is uploaded". The node has the only copy of the results, so a store that is
+/// away is waited for; what is longer away than this costs more than running again from the last checkpoint.
+pub const FINISH_LIMIT: Span = Span::secs(15 * 60);
+/// The same for a command that was stopped: who stopped it waits for the node.
+const FINISH_LIMIT_STOPPED: Span = Span::secs(60);
 /// Kept free before a deadline for the kill and the last report.
 const RESERVE: Span = Span::secs(1);
 /// What an upload may take beyond its estimate.
@@ -35,7 +38,12 @@ pub struct Machine {
     drain: Option<Drain>,
     stopped: Option<Stop>,
     kill_at: Option<Timestamp>,
+    /// Since when the last uploads run, and until when they may.
+    finishing_since: Option<Timestamp>,
     finish_by: Option<Timestamp>,
+    /// A stop that came after the command's own end.
+    finish_stop: Option<Drain>,
+    unstored: Option<String>,
     estimate: Span,
     save_sent: bool,
     stop_sent: bool,
@@ -59,7 +67,10 @@ impl Machine {
             drain: None,
             stopped: None,
             kill_at: None,
+            finishing_since: None,
             finish_by: None,
+            finish_stop: None,
+            unstored: None,
             estimate: Span::ZERO,
             save_sent: false,
             stop_sent: false,
@@ -114,7 +125,7 @@ impl Machine {
             Input::SpawnFailed { message } => self.on_spawn_failed(now, message, &mut out),
             Input::Exited(end) => self.on_exited(now, end, &mut out),
             Input::Notice { deadline, source } => self.on_notice(now, deadline, source, &mut out),
-            Input::NoticeWithdrawn => self.on_withdrawn(&mut out),
+            Input::NoticeWithdrawn => self.on_withdrawn(now, &mut out),
             Input::Stop { reason, deadline } => self.on_stop(now, reason, deadline, &mut out),
             Input::Fenced { by } | Input::Pushed(Pushed::Superseded { by }) => {
                 self.on_superseded(by, &mut out);
@@ -124,6 +135,7 @@ impl Machine {
             Input::Pushed(Pushed::Failed) => self.on_pushed(now, None, &mut out),
             Input::TreeEmpty => self.on_tree_empty(&mut out),
             Input::TreeGone { leftover } => self.on_tree_gone(now, leftover, &mut out),
+            Input::FinalFailed { problem } => self.on_final_failed(now, problem),
             Input::FinalDone { problem } => self.on_final_done(problem, &mut out),
             Input::UploadEstimate(estimate) => self.estimate = estimate,
             Input::Tick => {}
@@ -223,7 +235,7 @@ impl Machine {
 
     fn on_notice(&mut self, now: Timestamp, deadline: Timestamp, source: String, out: &mut Vec<Action>) {
         let known = self.notice.as_ref().map(|(at, _)| *at);
-        if known == Some(deadline) || matches!(self.phase, Phase::Finishing | Phase::Done) {
+        if known == Some(deadline) {
             return;
         }
         self.notice = Some((deadline, source.clone()));
@@ -231,10 +243,11 @@ impl Machine {
         self.stop_for(now, Stop::Notice, deadline, out);
     }
 
-    fn on_withdrawn(&mut self, out: &mut Vec<Action>) {
+    fn on_withdrawn(&mut self, now: Timestamp, out: &mut Vec<Action>) {
         if self.notice.take().is_none() {
             return;
         }
+        self.limit_finishing(now);
         out.push(Action::Report(News::NoticeWithdrawn));
         let waiting = matches!(self.phase, Phase::Draining | Phase::Starting);
         if waiting && self.stopped == Some(Stop::Notice) {
@@ -308,9 +321,19 @@ impl Machine {
         }
     }
 
+    fn on_final_failed(&mut self, now: Timestamp, problem: String) {
+        if self.phase == Phase::Finishing {
+            self.unstored = Some(problem);
+            let earlier = self.finish_by;
+            self.limit_finishing(now);
+            // One failure after the other must not win time that the first one did not have.
+            self.finish_by = [earlier, self.finish_by].into_iter().flatten().min();
+        }
+    }
+
     fn on_final_done(&mut self, problem: Option<String>, out: &mut Vec<Action>) {
         if self.phase == Phase::Finishing {
-            self.add_detail(problem);
+            self.unstored = problem;
             self.report_end(out);
         }
     }
@@ -323,7 +346,10 @@ impl Machine {
             Phase::Draining => self.terminate(now, out),
             Phase::Terminating => self.kill(out),
             Phase::Finishing => {
-                self.add_detail(Some("the last upload did not end in time".to_owned()));
+                self.unstored = Some(match self.unstored.take() {
+                    Some(problem) => format!("{problem}; tried again until the time was up"),
+                    None => "the last upload did not end in time".to_owned(),
+                });
                 self.report_end(out);
             }
             Phase::Restoring
@@ -357,6 +383,15 @@ impl Machine {
             (Phase::Draining, _) => self.announce(out),
             (Phase::Terminating, _) => self.kill_at = self.kill_at.map(|at| at.min(self.kill_limit(now))),
             (Phase::Finishing, Stop::Superseded) => self.report_end(out),
+            (Phase::Finishing, Stop::Notice) => self.limit_finishing(now),
+            (Phase::Sweeping | Phase::Finishing, _) if self.end.is_some() => {
+                let earlier = self.finish_stop.take();
+                self.finish_stop = Some(Drain {
+                    since: earlier.as_ref().map_or(now, |stop| stop.since),
+                    deadline: earlier.map_or(deadline, |stop| stop.deadline.min(deadline)),
+                });
+                self.limit_finishing(now);
+            }
             (Phase::Starting | Phase::Sweeping | Phase::Finishing | Phase::Done, _) => {}
         }
     }
@@ -420,23 +455,44 @@ impl Machine {
             self.report_end(out);
             return;
         }
-        let limit = now + FINISH_LIMIT;
-        self.finish_by = Some(match &self.notice {
-            Some((deadline, _)) => limit.min((*deadline - GRACE_MIN).max(now + RESERVE)),
-            None => limit,
-        });
         self.phase = Phase::Finishing;
+        self.finishing_since = Some(now);
+        self.limit_finishing(now);
         out.push(Action::FinalPush);
+    }
+
+    /// Sets until when the last uploads may take: a notice and a stop have deadlines of their own.
+    fn limit_finishing(&mut self, now: Timestamp) {
+        let Some(since) = self.finishing_since else { return };
+        let limit = match self.stopped {
+            None | Some(Stop::Notice) => since + FINISH_LIMIT,
+            Some(_) => since + FINISH_LIMIT_STOPPED,
+        };
+        let noticed = self.notice.as_ref().map(|(deadline, _)| (*deadline - GRACE_MIN).max(now + RESERVE));
+        let stopped = self.finish_stop.as_ref().map(|stop| match self.unstored {
+            // What failed before is not tried any longer than the one who stopped it wants to wait.
+            Some(_) => stop.deadline.max(stop.since + RESERVE),
+            None => stop.deadline.max(stop.since + FINISH_LIMIT_STOPPED),
+        });
+        self.finish_by = [Some(limit), noticed, stopped].into_iter().flatten().min();
     }
 
     fn report_end(&mut self, out: &mut Vec<Action>) {
         self.phase = Phase::Done;
+        let unstored = self.unstored.take();
+        // The end of `setup:` is not the command's.
+        let mut end = self.end.filter(|_| self.started);
+        if unstored.is_some() && end.is_some_and(|end| end.code == Some(0)) {
+            end = end.map(|end| End { code: None, ..end });
+            self.add_detail(Some("the command ended with exit code 0".to_owned()));
+        }
+        self.add_detail(unstored.clone());
         out.push(Action::Report(News::Finished(Finish {
-            // The end of `setup:` is not the command's.
-            end: self.end.filter(|_| self.started),
+            end,
             launch_error: self.launch_error.take(),
             stopped: self.stopped,
             signalled: self.signalled(),
+            unstored,
             detail: self.detail.take(),
         })));
     }

@@ -87,6 +87,8 @@ fn inputs() -> Vec<(&'static str, Input)> {
         ("tree-empty", Input::TreeEmpty),
         ("tree-gone", Input::TreeGone { leftover: None }),
         ("final-done", Input::FinalDone { problem: None }),
+        ("final-failed", Input::FinalFailed { problem: "away".into() }),
+        ("final-lost", Input::FinalDone { problem: Some("refused".into()) }),
         ("estimate", Input::UploadEstimate(Span::secs(1))),
         ("tick", Input::Tick),
     ]
@@ -95,10 +97,11 @@ fn inputs() -> Vec<(&'static str, Input)> {
 fn name(action: &Action) -> String {
     match action {
         Action::Report(News::Finished(finish)) => format!(
-            "Finished[{}{}{}]",
+            "Finished[{}{}{}{}]",
             finish.stopped.map_or("none", Stop::name),
             if finish.signalled { " signalled" } else { "" },
-            if finish.launch_error.is_some() { " launch-error" } else { "" }
+            if finish.launch_error.is_some() { " launch-error" } else { "" },
+            if finish.unstored.is_some() { " unstored" } else { "" }
         ),
         Action::Report(news) => format!("{news:?}").split([' ', '{']).next().unwrap_or_default().to_owned(),
         Action::WriteNotice { .. } => "WriteNotice".to_owned(),
@@ -230,6 +233,77 @@ fn saves_that_come_during_an_upload_are_taken_by_one_more() {
     assert_eq!(machine.step(START, Input::Saved { at: START }), vec![]);
     assert_eq!(machine.step(START, Input::Pushed(Pushed::Failed)), vec![Action::Push]);
     assert_eq!(machine.step(START, Input::Pushed(Pushed::Failed)), vec![]);
+}
+
+/// The end of a machine that finishes, after this history and the time that it then still has.
+fn finish_after(code: i32, history: Vec<Input>) -> (Timestamp, Finish) {
+    let mut machine = at(Phase::Finishing, rules(None, false));
+    machine.end = Some(end(Some(code), None));
+    for input in history {
+        machine.step(START, input);
+    }
+    let until = machine.wake_at().unwrap();
+    assert_eq!(machine.step(until - Span(1), Input::Tick), vec![]);
+    match machine.step(until, Input::Tick).pop() {
+        Some(Action::Report(News::Finished(finish))) => (until, finish),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn uploads_that_fail_are_waited_for_until_somebody_needs_the_node() {
+    let away = Input::FinalFailed { problem: "away".into() };
+    let until = |history: Vec<Input>| finish_after(0, history).0;
+    assert_eq!(until(vec![away.clone()]), START + FINISH_LIMIT);
+    assert_eq!(until(vec![away.clone(), notice(60)]), START + Span::secs(60) - GRACE_MIN);
+    assert_eq!(until(vec![away.clone(), notice(0)]), START + RESERVE);
+    assert_eq!(until(vec![away.clone(), notice(60), Input::NoticeWithdrawn]), START + FINISH_LIMIT);
+    let soon = Input::Stop { reason: Stop::Cancel, deadline: Some(START + Span::secs(5)) };
+    assert_eq!(until(vec![away.clone(), soon.clone()]), START + Span::secs(5));
+    assert_eq!(until(vec![soon, away.clone(), stop(Stop::WorkerLeaving)]), START + Span::secs(5));
+    assert_eq!(until(vec![away.clone(), stop(Stop::Cancel)]), START + Span::secs(10), "the job's grace");
+    let mut machine = at(Phase::Finishing, rules(None, false));
+    machine.step(START, notice(0));
+    machine.step(START + Span(500), away.clone());
+    assert_eq!(machine.wake_at(), Some(START + RESERVE), "a failure wins no time");
+    let uploading = until(vec![stop(Stop::Cancel)]);
+    assert_eq!(uploading, START + FINISH_LIMIT_STOPPED, "an upload that has not failed is let end");
+    let mut sweeping = at(Phase::Sweeping, rules(None, false));
+    for input in [stop(Stop::Cancel), Input::TreeGone { leftover: None }, away] {
+        sweeping.step(START, input);
+    }
+    assert_eq!(sweeping.wake_at(), Some(START + Span::secs(10)), "stopped between the end and the uploads");
+}
+
+#[test]
+fn a_stopped_command_gives_its_uploads_a_minute() {
+    let mut machine = at(Phase::Terminating, rules(None, false));
+    machine.step(START, Input::Exited(end(Some(143), None)));
+    machine.step(START, Input::TreeEmpty);
+    machine.step(START, Input::TreeGone { leftover: None });
+    assert_eq!(machine.wake_at(), Some(START + FINISH_LIMIT_STOPPED));
+}
+
+#[test]
+fn a_success_without_its_results_is_lost_and_a_failure_stays_a_failure() {
+    let away = Input::FinalFailed { problem: "away".into() };
+    let (_, finish) = finish_after(0, vec![away.clone()]);
+    let ended = finish.end.unwrap();
+    assert_eq!((ended.code, ended.signal, finish.launch_error, finish.stopped), (None, None, None, None));
+    let detail = finish.detail.unwrap();
+    assert!(detail.contains("exit code 0") && detail.contains("away"), "{detail}");
+    let (_, finish) = finish_after(0, vec![]);
+    assert_eq!(finish.end.unwrap().code, None, "an upload without an end is none");
+    let (_, finish) = finish_after(3, vec![away.clone()]);
+    assert_eq!(finish.end.unwrap().code, Some(3));
+    let mut machine = at(Phase::Finishing, rules(None, false));
+    machine.step(START, away);
+    match machine.step(START, Input::FinalDone { problem: None }).pop() {
+        Some(Action::Report(News::Finished(finish))) => {
+            assert_eq!((finish.end.unwrap().code, finish.detail), (Some(0), None));
+        }
+        other => panic!("{other:?}"),
+    }
 }
 
 /// Lets everything answer at once and time pass, until the end is reported.

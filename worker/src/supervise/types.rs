@@ -94,7 +94,11 @@ pub enum Input {
     TreeGone {
         leftover: Option<String>,
     },
-    /// The last uploads have ended; `problem` says what did not work.
+    /// One of the last uploads did not work; it is tried again.
+    FinalFailed {
+        problem: String,
+    },
+    /// The last uploads have ended; `problem` says what is not stored and never will be.
     FinalDone {
         problem: Option<String>,
     },
@@ -121,7 +125,7 @@ pub enum Action {
     AwaitTree,
     KillTree,
     Push,
-    /// Upload the last complete checkpoint and the outputs.
+    /// Upload the last complete checkpoint and the outputs, again and again until they are stored.
     FinalPush,
     Report(News),
 }
@@ -146,6 +150,9 @@ pub struct Finish {
     pub stopped: Option<Stop>,
     /// We sent a signal that may have ended it.
     pub signalled: bool,
+    /// What the command made and nobody holds but this node, and why. A success without its results is none: `end`
+    /// then has no exit code, and the attempt counts as lost.
+    pub unstored: Option<String>,
     pub detail: Option<String>,
 }
 

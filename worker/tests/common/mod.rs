@@ -304,7 +304,12 @@ impl Worker {
         let mut command = Command::new(env!("CARGO_BIN_EXE_spotq-worker"));
         command
             .args(["--server", &scheduler.url(), "--node", &options.node.to_string(), "--instance", "i-1"])
-            .args(["--quiet", "600ms", "--quiet-hurried", "200ms"])
+            .args(["--quiet", "600ms"])
+            .args(if options.args.contains(&"--quiet-hurried") {
+                &[][..]
+            } else {
+                &["--quiet-hurried", "200ms"]
+            })
             .arg("--dir")
             .arg(dir)
             .args(options.args)
