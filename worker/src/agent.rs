@@ -144,8 +144,7 @@ impl Agent {
         }
         cgroup::remove_leftovers(&mark_prefix);
         let log_of = |id| Places::below(&attempts, id).log;
-        let outbox = Outbox::recover(journal, recovered, log_of)
-            .map_err(|e| WorkerError::disk("write the journal in", &config.dir, e))?;
+        let outbox = Outbox::recover(journal, recovered, log_of);
         let setting = Setting {
             exe: config.exe.clone(),
             attempts,
@@ -271,16 +270,20 @@ impl Agent {
     }
 
     fn take(&mut self, id: AttemptId, grant: v1::GrantTask) {
-        let places = Places::below(&self.setting.attempts, id);
-        if let Err(error) = self.outbox.granted(id, places.log) {
-            tracing::error!(%error, %id, "not taken: the journal cannot be written; is the node's disk full?");
-            return;
-        }
         // An older generation of the same task has no right to run any more.
         for (other, handle) in &self.running {
             if other.task == id.task {
                 handle.send(Input::Stop { reason: Stop::Superseded, deadline: None });
             }
+        }
+        let places = Places::below(&self.setting.attempts, id);
+        if let Err(error) = self.outbox.granted(id, places.log) {
+            // What a crash would make us forget is not begun. The scheduler waits for an answer without a limit.
+            tracing::error!(%error, %id, "not taken: the journal cannot be written; is the node's disk full?");
+            let detail = format!("its node could not note the grant ({error}); is the node's disk full?");
+            self.report(id, What::Accepted(v1::Accepted {}));
+            self.report(id, words::lost(detail));
+            return;
         }
         match order(id, grant) {
             Ok(order) => {
@@ -474,4 +477,54 @@ fn resident_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) * 1024
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::journal::full_disk;
+
+    #[tokio::test]
+    async fn a_grant_that_cannot_be_noted_is_answered_as_lost_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = Config {
+            server: "http://127.0.0.1:1".to_owned(),
+            node: 1,
+            instance: "i".to_owned(),
+            dir: dir.path().to_owned(),
+            join_secret: String::new(),
+            watch: None,
+            quiet: Quiet::default(),
+            exe: PathBuf::new(),
+        };
+        let mut agent = Agent::open(config, mpsc::channel(1).0).await.unwrap();
+        let wire = v1::Grant { job_id: 1, task_index: 0, generation: 1 };
+        let grant = v1::GrantTask {
+            grant: Some(wire),
+            spec: Some((&spotq_testkit::job("x")).into()),
+            checkpoint_key: vec![7; 32],
+            ..Default::default()
+        };
+        full_disk::set_room(Some(10));
+        agent.on_grant(grant.clone());
+        // It comes again when the connection was lost meanwhile.
+        agent.on_grant(grant);
+        full_disk::set_room(None);
+        assert!(agent.running.is_empty());
+        assert_eq!(agent.outbox.held(), vec![wire]);
+        let mut told = std::iter::from_fn(|| agent.outbox.next_message()).map(|kind| match kind {
+            v1::worker_message::Kind::Report(report) => report.what,
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(told.next(), Some(Some(What::Accepted(v1::Accepted {}))));
+        match told.next() {
+            Some(Some(What::Finished(end))) => {
+                assert_eq!((end.exit_code, end.signal, end.launch_error.clone()), (None, None, None));
+                assert_eq!(end.stopped(), v1::StopReason::None);
+                assert!(end.detail.unwrap().contains("disk full"));
+            }
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(told.next(), None);
+    }
 }

@@ -15,6 +15,7 @@ use v1::report::What;
 use crate::ids::{AttemptId, now};
 use crate::journal::{Journal, Recovered};
 use crate::logs::LogReader;
+use crate::words;
 
 /// Log bytes on the way per attempt: enough for a fast link, bounded for a slow scheduler.
 const LOG_WINDOW: u64 = 1 << 20;
@@ -51,14 +52,8 @@ struct Lane {
 
 impl Outbox {
     /// Goes on where an earlier worker in the same directory stopped.
-    ///
-    /// # Errors
-    /// The journal cannot be written.
-    pub fn recover(
-        journal: Journal,
-        recovered: Recovered,
-        log_of: impl Fn(AttemptId) -> PathBuf,
-    ) -> io::Result<Outbox> {
+    #[must_use]
+    pub fn recover(journal: Journal, recovered: Recovered, log_of: impl Fn(AttemptId) -> PathBuf) -> Outbox {
         let mut outbox = Outbox {
             journal,
             queue: VecDeque::new(),
@@ -75,15 +70,12 @@ impl Outbox {
         }
         for id in recovered.unfinished {
             outbox.lane(id, log_of(id));
-            let lost = v1::Finished {
-                stopped: v1::StopReason::None.into(),
-                stopped_at_ms: now().0,
-                detail: Some("the worker restarted; what it ran was ended".to_owned()),
-                ..Default::default()
-            };
-            outbox.report(id, now().0, What::Finished(lost))?;
+            let lost = words::lost("the worker restarted; what it ran was ended".to_owned());
+            if let Err(error) = outbox.report(id, now().0, lost) {
+                tracing::error!(%error, "what was lost is reported, but not noted; is the node's disk full?");
+            }
         }
-        Ok(outbox)
+        outbox
     }
 
     /// Whether a grant is news.
@@ -96,21 +88,20 @@ impl Outbox {
         }
     }
 
-    /// Takes a grant durably.
+    /// Takes a grant durably. It is known from here on, also if that fails.
     ///
     /// # Errors
-    /// It is not on disk and must not be acted on.
+    /// It is not on disk and must not be acted on; its end must be reported.
     pub fn granted(&mut self, id: AttemptId, log: PathBuf) -> io::Result<()> {
-        self.journal.granted(id)?;
         self.newest.insert(id.task, id.generation);
         self.lane(id, log);
-        Ok(())
+        self.journal.granted(id)
     }
 
     /// Queues a report. Progress replaces progress that waits.
     ///
     /// # Errors
-    /// It is not in the journal; it is queued all the same.
+    /// It is not in the journal yet; it is queued all the same.
     pub fn report(&mut self, id: AttemptId, at_ms: u64, what: What) -> io::Result<()> {
         if let What::Progress(point) = &what
             && self.queue.iter().any(|queued| is_progress_of(&queued.report, id))
@@ -124,7 +115,7 @@ impl Outbox {
         if let (What::Finished(_), Some(lane)) = (&what, self.lanes.get_mut(&id)) {
             lane.finished = true;
         }
-        let number = self.journal.next_report_id()?;
+        let number = self.journal.next_report_id();
         let report = v1::Report { id: number, grant: Some(id.to_wire()), at_ms, what: Some(what) };
         let kept = if lasting { self.journal.report(&report) } else { Ok(()) };
         self.queue.push_back(Queued { report, since: Instant::now() });
@@ -142,14 +133,14 @@ impl Outbox {
             self.sent -= 1;
         }
         let id = queued.report.grant.and_then(AttemptId::from_wire);
-        let noted = match queued.report.what {
+        let mut noted = match queued.report.what {
             Some(What::Progress(_)) => Ok(()),
             _ => self.journal.acked(number),
         };
         if let Some((id, lane)) = id.and_then(|id| Some((id, self.lanes.get_mut(&id)?))) {
             lane.acked |= matches!(queued.report.what, Some(What::Finished(_)));
             if let Some(point) = lane.progress.take() {
-                self.report(id, now().0, What::Progress(point))?;
+                noted = noted.and(self.report(id, now().0, What::Progress(point)));
             }
         }
         noted
@@ -262,6 +253,7 @@ fn is_progress_of(report: &v1::Report, id: AttemptId) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::journal::full_disk;
     use spotq_model::JobId;
     use v1::worker_message::Kind;
 
@@ -271,7 +263,7 @@ mod tests {
 
     fn outbox(dir: &std::path::Path) -> Outbox {
         let (journal, recovered) = Journal::open(dir).unwrap();
-        Outbox::recover(journal, recovered, |id| dir.join(id.to_string())).unwrap()
+        Outbox::recover(journal, recovered, |id| dir.join(id.to_string()))
     }
 
     fn step(step: u64) -> What {
@@ -348,5 +340,39 @@ mod tests {
             vec![id(1, 4).to_wire()],
             "reported once, kept until acknowledged"
         );
+    }
+
+    #[test]
+    fn a_full_disk_holds_no_report_back_and_a_crash_after_it_finds_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut first = outbox(dir.path());
+        first.granted(id(1, 1), dir.path().join("log")).unwrap();
+        full_disk::set_room(Some(30));
+        assert!(first.report(id(1, 1), 1, What::Accepted(v1::Accepted {})).is_err());
+        let end = What::Finished(v1::Finished { exit_code: Some(0), ..Default::default() });
+        assert!(first.report(id(1, 1), 2, end.clone()).is_err());
+        let accepted = next_report(&mut first);
+        let finished = next_report(&mut first);
+        assert_eq!(
+            (accepted.what, finished.what),
+            (Some(What::Accepted(v1::Accepted {})), Some(end.clone()))
+        );
+        assert!(accepted.id < finished.id);
+        full_disk::set_room(None);
+        first.acked(accepted.id).unwrap();
+        drop(first);
+        let mut second = outbox(dir.path());
+        assert_eq!(next_report(&mut second).what, Some(end));
+        assert_eq!(second.next_message(), None, "its end was known, so nothing else was lost");
+    }
+
+    #[test]
+    fn what_a_restart_lost_is_reported_on_a_full_disk_too() {
+        let dir = tempfile::tempdir().unwrap();
+        outbox(dir.path()).granted(id(1, 1), dir.path().join("log")).unwrap();
+        full_disk::set_room(Some(0));
+        let mut second = outbox(dir.path());
+        full_disk::set_room(None);
+        assert!(matches!(next_report(&mut second).what, Some(What::Finished(_))));
     }
 }

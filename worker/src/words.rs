@@ -31,6 +31,12 @@ pub fn finished(finish: &Finish, last: Option<Point>) -> What {
     })
 }
 
+/// The end of an attempt that is no fault of its command and says nothing about it: it is to be tried again.
+#[must_use]
+pub fn lost(detail: String) -> What {
+    finished(&Finish { detail: Some(detail), ..Finish::default() }, None)
+}
+
 #[must_use]
 pub fn restored(from: &RestoredFrom) -> What {
     What::Restored(v1::Restored { from: from.checkpoint.clone(), fell_back: from.fell_back })
