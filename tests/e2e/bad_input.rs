@@ -127,9 +127,9 @@ fn long_scripts_large_environments_and_odd_names_work_or_are_refused() {
 fn a_configuration_that_makes_no_sense_is_78_with_its_line() {
     let dir = TempDir::new("bad-config");
     for (config, parts) in [
-        ("cluster: a\nclutser: b\n", &["spotqd.yaml", "line 2", "clutser"][..]),
-        ("policies:\n  nodes_max: many\n", &["spotqd.yaml", "line 2"]),
-        ("local: [\n", &["spotqd.yaml", "line "]),
+        ("cluster: a\nclutser: b\n", &["spotqd.yaml:2:1: ", "clutser"][..]),
+        ("policies:\n  nodes_max: many\n", &["spotqd.yaml:2:14: "]),
+        ("local: [\n", &["spotqd.yaml:"]),
     ] {
         dir.write("spotqd.yaml", config);
         fails(dir.path(), &["--local", "--config", text(&dir.join("spotqd.yaml"))], 78, parts);

@@ -54,7 +54,7 @@ pub enum Command {
     Demo(DemoArgs),
     /// Put a job into the queue.
     Submit(SubmitArgs),
-    /// Submit, follow output and progress, end with the job's code.
+    /// Submit, follow output and progress, end with the job's code. With `-o json` stdout is the job as `show` has it.
     Run(SubmitArgs),
     /// List jobs.
     Queue(QueueArgs),
@@ -134,8 +134,8 @@ pub struct LogsArgs {
     /// Go on as output comes, until the job is done.
     #[arg(short, long)]
     pub follow: bool,
-    /// Only this attempt.
-    #[arg(long, value_name = "N")]
+    /// Only the attempt with this number, as `show` has it under TRY.
+    #[arg(long, visible_alias = "attempt", value_name = "N")]
     pub generation: Option<u64>,
 }
 
@@ -267,10 +267,10 @@ pub struct Overrides {
     /// Directory that the command starts in [default for scripts and commands: this one]
     #[arg(long, value_name = "DIR")]
     pub workdir: Option<String>,
-    /// Project that pays.
+    /// Project that pays; kept with the job, and not used in reports yet.
     #[arg(long)]
     pub project: Option<String>,
-    /// A label for reports; may be repeated.
+    /// A label; kept with the job, and not used in reports yet. May be repeated.
     #[arg(long, value_name = "NAME=VALUE")]
     pub tag: Vec<String>,
 }

@@ -257,23 +257,37 @@ async fn queue(client: &Client, args: &QueueArgs, out: &Out) -> Result<(), Expec
 }
 
 async fn explain(client: &Client, task: TaskId, out: &Out) -> Result<(), ExpectedError> {
+    let view = client.get(task).await?;
     let what = format!("explain job {task}");
-    let reply = answer(client, &what, client.jobs().explain(job_request(task)).await)?;
-    let grid = views::verdicts(&reply, words::now(), out);
-    if matches!(out.format, Format::Table | Format::Wide) {
+    let mut reply = answer(client, &what, client.jobs().explain(job_request(task)).await)?;
+    let for_people = matches!(out.format, Format::Table | Format::Wide);
+    if words::is_done(&view) {
+        // Which pool would be next is no question any more.
+        reply.pools.clear();
+        if for_people {
+            let outcome = if view.outcome_text.is_empty() { "over" } else { &view.outcome_text };
+            out.data(&format!("job {task} is done: {}\n", plain(outcome)))?;
+            out.say(&format!("`spotq show {task}` has all about it, `spotq report {task}` what it cost"));
+            return Ok(());
+        }
+    } else if for_people {
         out.data(&format!("{}\n", plain(&reply.headline)))?;
         if !reply.next.is_empty() {
             out.data(&format!("{}\n", plain(&reply.next)))?;
         }
-        if grid.is_empty() {
+        if reply.pools.is_empty() {
             return Ok(());
         }
         out.data("\n")?;
+        let reasons = views::reasons(&reply);
+        if !reasons.is_empty() {
+            out.data(&format!("{reasons}\n"))?;
+        }
     }
+    let grid = views::verdicts(&reply, words::now(), out);
     out.grid(&grid, || json::Explained::new(task, &reply))?;
-    let fit = reply.pools.iter().filter(|p| p.eligible).count();
-    if out.format == Format::Table && fit > views::RANKED_MAX as usize {
-        out.say(&format!("{} pools more would do; `-o wide` lists all", fit - views::RANKED_MAX as usize));
+    if out.format == Format::Table && reply.pools.len() > views::RANKED_MAX {
+        out.say(&format!("… and {} more; `-o wide` lists all", reply.pools.len() - views::RANKED_MAX));
     }
     Ok(())
 }
@@ -382,7 +396,13 @@ async fn reports(client: &Client, args: &ReportArgs, out: &Out) -> Result<(), Ex
             out.data(&report::page(job, &reply.segments, reply.as_of_ms, out))
         }
         (Format::Csv, Some(_), _) => out.grid(&report::ledger(&reply.segments), || ()),
-        _ => out.grid(&report::jobs(&reply, out), || json::Report::from(&reply)),
+        _ => {
+            out.grid(&report::jobs(&reply, out), || json::Report::from(&reply))?;
+            if report::is_dear(&reply) && matches!(out.format, Format::Table | Format::Wide) {
+                out.say("a job with less than $0 SAVED cost more than on demand");
+            }
+            Ok(())
+        }
     }
 }
 

@@ -105,6 +105,7 @@ fn address(text: &str) -> Result<String, ExpectedError> {
 }
 
 fn read(around: &Surroundings) -> Result<Config, ExpectedError> {
+    use serde_saphyr::MessageFormatter as _;
     let Some(path) = &around.config else { return Ok(Config::default()) };
     let text = match read_text(path) {
         Ok(text) => text,
@@ -118,9 +119,10 @@ fn read(around: &Surroundings) -> Result<Config, ExpectedError> {
     }
     serde_saphyr::from_str(&text).map_err(|e| {
         ExpectedError::BadInput(format!(
-            "{}: {}\n  hint: expected `current: NAME` and `contexts: {{NAME: {{server: ADDR}}}}`",
+            "{}{}: {}\n  hint: expected `current: NAME` and `contexts: {{NAME: {{server: ADDR}}}}`",
             path.display(),
-            e.to_string().trim()
+            e.location().map_or_else(String::new, |at| format!(":{}:{}", at.line(), at.column())),
+            crate::out::plain(&serde_saphyr::UserMessageFormatter.format_message(e.without_snippet()))
         ))
     })
 }
@@ -186,7 +188,7 @@ mod tests {
         let (_dir, around) = with_config("current: lab\nkontexts: {}\n");
         let text = server(None, &around).unwrap_err().to_string();
         assert!(
-            text.contains("config.yaml") && text.contains("kontexts") && text.contains("contexts"),
+            text.contains("config.yaml:2:1: ") && text.contains("kontexts") && !text.contains("<input>"),
             "{text}"
         );
         let (_dir, around) = with_config("current: lab\ncontexts: {prod: {server: h}}\n");

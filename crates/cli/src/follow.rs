@@ -12,14 +12,18 @@ use tokio::time::Instant;
 use crate::client::{Client, job_request};
 use crate::error::{ExpectedError, codes};
 use crate::json;
-use crate::narrate::{Narrator, status};
+use crate::narrate::{Bill, Narrator, status};
 use crate::out::{Format, Out};
 use crate::screen::{DRAW_EVERY, Screen, Stream};
 use crate::stream::{self, Event, QUEUE_MAX};
-use crate::words;
+use crate::{views, words};
 
 /// How long the last output may take to arrive after the job is done.
 const LAST_OUTPUT_MAX: Duration = Duration::from_secs(10);
+/// How long the final bill is waited for: a node is kept a moment for the next job, and nobody wants to wait longer
+/// for a figure that `report` has, too.
+const BILL_MAX: Duration = Duration::from_secs(3);
+const BILL_EVERY: Duration = Duration::from_millis(200);
 
 /// Waits for jobs; gives the exit code of the first that did not complete, else 0.
 pub async fn wait(client: &Client, tasks: &[TaskId], out: &Out) -> Result<u8, ExpectedError> {
@@ -30,15 +34,7 @@ pub async fn wait(client: &Client, tasks: &[TaskId], out: &Out) -> Result<u8, Ex
     tokio::spawn(stream::interrupts(tx));
     let mut follow = Follow::new(client, tasks, out, Logs::No, OnInterrupt::Leave);
     let code = follow.until_done(rx).await?;
-    if out.format == Format::Json {
-        let jobs: Vec<json::Job> =
-            follow.views.iter().flatten().map(|view| json::Job::from(&**view)).collect();
-        match jobs.as_slice() {
-            [one] => out.json(one)?,
-            several => out.json(&several)?,
-        }
-    }
-    Ok(code)
+    follow.print_jobs(code)
 }
 
 /// Follows a job's output and progress; gives its exit code. The first Ctrl-C cancels the job, the second leaves.
@@ -51,12 +47,13 @@ pub async fn run(client: &Client, task: TaskId, out: &Out) -> Result<u8, Expecte
     tokio::spawn(stream::interrupts(tx));
     let mut follow = Follow::new(client, &[task], out, Logs::Yes, OnInterrupt::Cancel);
     match follow.until_done(rx).await {
+        Ok(code) => follow.print_jobs(code),
         // 0 would say that the job completed.
         Err(ExpectedError::ClosedPipe) => {
             crate::out::talk(&format!("spotq: nobody reads the output any more; job {task} goes on"));
             Ok(codes::OUTPUT_CLOSED)
         }
-        result => result,
+        Err(error) => Err(error),
     }
 }
 
@@ -102,6 +99,7 @@ struct Follow {
     views: Vec<Option<Box<v1::JobView>>>,
     narrators: Vec<Narrator>,
     screen: Screen,
+    out: Out,
     on_interrupt: OnInterrupt,
     interrupted: bool,
     logs_open: bool,
@@ -122,6 +120,7 @@ impl Follow {
             views: tasks.iter().map(|_| None).collect(),
             narrators: tasks.iter().map(|_| narrator()).collect(),
             screen: Screen::new(*out),
+            out: *out,
             on_interrupt,
             interrupted: false,
             logs_open: logs == Logs::Yes,
@@ -146,6 +145,7 @@ impl Follow {
                 return Ok(code);
             }
         }
+        self.settle(&mut rx).await;
         self.screen.finish()?;
         self.tell_ends();
         Ok(self
@@ -163,7 +163,7 @@ impl Follow {
             Event::View(index, view) => self.view(index, view),
             // The narrator tells of attempts, and earlier.
             Event::Log(chunk) if is_of_an_attempt(&chunk) => {}
-            Event::Log(chunk) => show(&mut self.screen, &chunk)?,
+            Event::Log(chunk) => self.output(&chunk)?,
             Event::LogsEnd => self.logs_open = false,
             Event::Away(why) => say_away(&self.screen, &mut self.away, &why),
             Event::Back => say_back(&self.screen, &mut self.away),
@@ -185,7 +185,7 @@ impl Follow {
             self.patience.get_or_insert_with(|| Instant::now() + LAST_OUTPUT_MAX);
         } else {
             for line in narrator.tell(&view, words::now()) {
-                self.screen.say(&line);
+                self.screen.say(&named(&self.tasks, index, line));
             }
         }
         *slot = Some(view);
@@ -193,11 +193,85 @@ impl Follow {
     }
 
     fn tell_ends(&mut self) {
-        for (view, narrator) in self.views.iter().zip(&mut self.narrators) {
+        for (index, (view, narrator)) in self.views.iter().zip(&mut self.narrators).enumerate() {
             for line in view.iter().flat_map(|view| narrator.tell(view, words::now())) {
-                self.screen.say(&line);
+                self.screen.say(&named(&self.tasks, index, line));
             }
         }
+    }
+
+    /// Passes output of the job on. Where stdout is a document for a program, the job's own goes to stderr.
+    fn output(&mut self, chunk: &v1::LogsReply) -> Result<(), ExpectedError> {
+        if self.is_for_program() && chunk.stream() == v1::LogStream::Stdout {
+            return self.screen.output(Stream::Stderr, &chunk.data);
+        }
+        show(&mut self.screen, chunk)
+    }
+
+    fn is_for_program(&self) -> bool {
+        matches!(self.out.format, Format::Json | Format::Csv)
+    }
+
+    /// The jobs as they are now, for programs. A reader that has left changes nothing about how the jobs ended.
+    fn print_jobs(&self, code: u8) -> Result<u8, ExpectedError> {
+        let out = self.out;
+        let views = || self.views.iter().flatten().map(|view| &**view);
+        let printed = match (out.format, self.tasks.as_slice()) {
+            (Format::Table | Format::Wide, _) => Ok(()),
+            (Format::Csv, _) => {
+                let views: Vec<v1::JobView> = views().cloned().collect();
+                out.grid(&views::queue(&views, words::now(), &out), || ())
+            }
+            // Left before it was seen: there is nothing to print.
+            (Format::Json, [_]) => views().next().map_or(Ok(()), |view| out.json(&json::Job::from(view))),
+            (Format::Json, _) => out.json(&views().map(json::Job::from).collect::<Vec<_>>()),
+        };
+        match printed {
+            Ok(()) | Err(ExpectedError::ClosedPipe) => Ok(code),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Waits a moment until the bills are final: the nodes of jobs that are done cost until they are returned.
+    async fn settle(&mut self, rx: &mut mpsc::Receiver<Event>) {
+        if self.out.quiet && !self.is_for_program() {
+            return;
+        }
+        let end = Instant::now() + BILL_MAX;
+        let mut open: Vec<usize> = (0..self.tasks.len()).collect();
+        loop {
+            let mut still = Vec::new();
+            for index in open {
+                match tokio::time::timeout_at(end, self.final_view(self.tasks[index])).await {
+                    Ok(Some(view)) => self.views[index] = Some(Box::new(view)),
+                    Ok(None) | Err(_) => still.push(index),
+                }
+            }
+            open = still;
+            if open.is_empty() || Instant::now() + BILL_EVERY > end {
+                break;
+            }
+            self.screen.status("done; waiting until the node is returned, so that the bill is final");
+            tokio::select! {
+                () = tokio::time::sleep(BILL_EVERY) => {}
+                event = rx.recv() => if matches!(event, None | Some(Event::Interrupt)) { break },
+            }
+        }
+        for index in open {
+            if let Some(narrator) = self.narrators.get_mut(index) {
+                narrator.bill(Bill::Open);
+            }
+        }
+    }
+
+    /// The job once every segment of it is closed. A scheduler that does not answer cannot say so.
+    async fn final_view(&self, task: TaskId) -> Option<v1::JobView> {
+        let request = v1::ReportRequest { job_id: Some(task.job.0) };
+        let report = self.client.reports().report(request).await.ok()?.into_inner();
+        if report.segments.iter().any(|segment| segment.end_ms.is_none()) {
+            return None;
+        }
+        self.client.get(task).await.ok().filter(words::is_done)
     }
 
     fn is_over(&self) -> bool {
@@ -236,6 +310,16 @@ impl Follow {
             }
             (_, None) => Some(codes::INTERRUPTED),
         }
+    }
+}
+
+/// `line`, which names its job where there are several.
+fn named(tasks: &[TaskId], index: usize, line: String) -> String {
+    match tasks.get(index) {
+        Some(task) if tasks.len() > 1 && !line.starts_with(&format!("job {task} ")) => {
+            format!("job {task}: {line}")
+        }
+        Some(_) | None => line,
     }
 }
 

@@ -18,6 +18,19 @@ pub struct Narrator {
     ended: u64,
     /// When the node of a draining attempt goes; the view forgets it when the drain is over.
     deadlines: BTreeMap<u64, u64>,
+    bill: Bill,
+}
+
+/// What the end of a job says of its money.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Bill {
+    /// The figures will not change.
+    #[default]
+    Final,
+    /// A node still costs something.
+    Open,
+    /// Nothing: a report follows.
+    Reported,
 }
 
 impl Narrator {
@@ -25,6 +38,11 @@ impl Narrator {
     #[must_use]
     pub fn from_the_start() -> Self {
         Narrator { started: true, ..Narrator::default() }
+    }
+
+    /// How its end is told.
+    pub fn bill(&mut self, bill: Bill) {
+        self.bill = bill;
     }
 
     /// What is new in `job`.
@@ -47,7 +65,7 @@ impl Narrator {
         let topic = topic(job);
         if topic != self.told {
             self.told = topic;
-            lines.push(headline(job, now));
+            lines.push(headline(job, now, self.bill));
         }
         lines
     }
@@ -77,7 +95,7 @@ impl Narrator {
                     saved(attempt, job)
                 ))
             }
-            "requeued" if attempt.started_ms.is_none() && !attempt.detail.is_empty() => {
+            "requeued" if words::is_refused(attempt) => {
                 Some(format!("no node on {place}: {}", attempt.detail))
             }
             "requeued" => Some(format!("stopped to be placed anew, {}{next}", saved(attempt, job))),
@@ -128,11 +146,9 @@ pub fn status(job: &v1::JobView, now: Timestamp) -> String {
     }
     let cost = job.cost.unwrap_or_default();
     if cost.billed_nano_usd != 0 {
-        parts.push(format!(
-            "{} spent, {} saved",
-            usd(Usd(cost.billed_nano_usd)),
-            usd(Usd(cost.saved_net_nano_usd))
-        ));
+        let net = cost.saved_net_nano_usd;
+        let saved = if net < 0 { words::more(net) } else { format!("{} saved", usd(Usd(net))) };
+        parts.push(format!("{} spent, {saved}", usd(Usd(cost.billed_nano_usd))));
     }
     // Last, because a narrow window cuts the end.
     parts.extend(job.node.as_ref().map(|node| words::place(&node.pool)));
@@ -149,7 +165,7 @@ fn topic(job: &v1::JobView) -> String {
     }
 }
 
-fn headline(job: &v1::JobView, now: Timestamp) -> String {
+fn headline(job: &v1::JobView, now: Timestamp, bill: Bill) -> String {
     let id = words::task(job);
     let node = job.node.as_ref();
     let place = node.map_or_else(|| "a node".to_owned(), |n| words::place(&n.pool));
@@ -179,7 +195,7 @@ fn headline(job: &v1::JobView, now: Timestamp) -> String {
             let attempt = job.attempts.iter().find(|a| a.generation == job.generation);
             let from = attempt.and_then(|a| a.resumed_step);
             let resumed = from.map_or_else(String::new, |step| format!(", resumed at step {step}"));
-            format!("attempt {} runs on {place}{rate}{resumed}", job.generation)
+            format!("{} runs on {place}{rate}{resumed}", words::attempt(job))
         }
         // A stop that was asked for is no notice of the cloud.
         "draining" if job.reason.starts_with("asked to stop") => format!("job {id} was {}", job.reason),
@@ -189,27 +205,26 @@ fn headline(job: &v1::JobView, now: Timestamp) -> String {
         },
         "completing" if job.reason.is_empty() => "the command is over".to_owned(),
         "completing" => format!("the command is over: {}", job.reason),
-        "done" => farewell(job),
+        "done" => farewell(job, bill),
         other => format!("job {id} is {other}"),
     };
     crate::out::plain(&text)
 }
 
-fn farewell(job: &v1::JobView) -> String {
+fn farewell(job: &v1::JobView, bill: Bill) -> String {
+    let id = words::task(job);
     let outcome = if job.outcome_text.is_empty() { "done" } else { &job.outcome_text };
     let cost = job.cost.unwrap_or_default();
-    let saved = words::percent(cost.saved_net_nano_usd, cost.on_demand_useful_nano_usd)
-        .map_or_else(String::new, |pct| format!(" ({pct:.0}%)"));
-    let preemptions = match job.preemptions {
-        1 => "1 preemption".to_owned(),
-        n => format!("{n} preemptions"),
-    };
-    format!(
-        "job {} {outcome}: {} billed, {} saved{saved} against on demand, {preemptions}",
-        words::task(job),
-        usd(Usd(cost.billed_nano_usd)),
-        usd(Usd(cost.saved_net_nano_usd))
-    )
+    let billed = usd(Usd(cost.billed_nano_usd));
+    let preemptions = words::count(u64::from(job.preemptions), "preemption");
+    match bill {
+        Bill::Final => format!("job {id} {outcome}: {billed} billed, {}, {preemptions}", words::saved(&cost)),
+        Bill::Open => format!(
+            "job {id} {outcome}: {billed} billed so far, {preemptions}; its node is still being returned, `spotq report \
+             {id}` shows the final bill"
+        ),
+        Bill::Reported => format!("job {id} {outcome}, {preemptions}"),
+    }
 }
 
 /// What the end of an attempt left to go on from.
@@ -314,6 +329,47 @@ mod tests {
                 "job 7 failed with exit code 3: $0.9731 billed, $2.03 saved (68%) against on demand, 1 preemption"
             ]
         );
+    }
+
+    #[test]
+    fn the_end_says_what_of_the_bill_is_known() {
+        let end = v1::JobView { outcome_text: "completed".into(), ..view("done") };
+        let told = |bill: Bill| {
+            let mut narrator = Narrator::default();
+            narrator.bill(bill);
+            narrator.tell(&end, NOW).remove(0)
+        };
+        assert_eq!(
+            told(Bill::Open),
+            "job 7 completed: $0.9731 billed so far, 1 preemption; its node is still being returned, `spotq report 7` \
+             shows the final bill"
+        );
+        assert_eq!(told(Bill::Reported), "job 7 completed, 1 preemption");
+        let dear = v1::Cost { saved_net_nano_usd: -12_000_000, ..job().cost.unwrap() };
+        let end = v1::JobView { cost: Some(dear), ..end };
+        assert_eq!(
+            Narrator::default().tell(&end, NOW),
+            ["job 7 completed: $0.9731 billed, cost $0.0120 more than on demand (0%), 1 preemption"]
+        );
+        let line = status(&v1::JobView { cost: Some(dear), ..job() }, NOW);
+        assert!(line.contains("$0.9731 spent, $0.0120 more than on demand ·"), "{line}");
+    }
+
+    #[test]
+    fn an_attempt_after_refused_launches_says_so_and_keeps_its_number() {
+        let refused = |generation: u64| v1::AttemptView {
+            generation,
+            detail: "insufficient capacity: none left".into(),
+            ..attempt("requeued", None, None)
+        };
+        let mut first = v1::JobView { generation: 2, ..view("running") };
+        first.attempts = vec![refused(1)];
+        let line = Narrator::default().tell(&first, NOW).remove(0);
+        assert!(line.starts_with("attempt 2 (1 launch refused before) runs on aws/"), "{line}");
+        first.generation = 4;
+        first.attempts = vec![refused(1), attempt("preempted", None, None), refused(3)];
+        let line = Narrator::default().tell(&first, NOW).remove(0);
+        assert!(line.starts_with("attempt 4 (2 launches refused before) runs on aws/"), "{line}");
     }
 
     #[test]

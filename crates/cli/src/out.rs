@@ -176,6 +176,15 @@ impl Cell {
         self
     }
 
+    /// At most `max` characters for people.
+    #[must_use]
+    pub fn shortened(mut self, max: usize) -> Self {
+        if max < usize::MAX {
+            self.text = short(&self.text, max);
+        }
+        self
+    }
+
     #[must_use]
     pub fn tone(mut self, tone: Tone) -> Self {
         self.tone = tone;
@@ -264,6 +273,12 @@ impl Grid {
             text.push('\n');
         }
         text
+    }
+
+    /// Whether the table has no cell that is broken into lines.
+    #[must_use]
+    pub fn is_one_line_a_row(&self, out: &Out) -> bool {
+        self.table(out).lines().count() <= self.rows.len() + 1
     }
 
     /// Whether the columns that stay whole leave enough for one that wraps.

@@ -7,17 +7,33 @@ use spotq_proto::v1;
 
 use crate::out::{Cell, Column, Format, Grid, Out, plain, short};
 use crate::views::{Page, phase};
-use crate::words::{percent, rfc3339, usd};
+use crate::words::{count, more, percent, rfc3339, usd};
 
-/// One row per job.
+/// Names and phases are cut until each row is one line; `-o wide` has them whole.
+const NAME_AND_PHASE_MAX: [(usize, usize); 5] = [(16, 23), (16, 13), (12, 13), (10, 10), (6, 9)];
+
+/// One row per job, and one line per row.
 #[must_use]
 pub fn jobs(reply: &v1::ReportReply, out: &Out) -> Grid {
+    let mut grid = jobs_within(reply, out, (usize::MAX, usize::MAX));
+    if out.format == Format::Table {
+        for max in NAME_AND_PHASE_MAX {
+            if grid.is_one_line_a_row(out) {
+                break;
+            }
+            grid = jobs_within(reply, out, max);
+        }
+    }
+    grid
+}
+
+fn jobs_within(reply: &v1::ReportReply, out: &Out, (name_max, phase_max): (usize, usize)) -> Grid {
     let mut grid = Grid::new(&[
         Column::right("JOB", "job_id"),
         Column::left("NAME", "name"),
         Column::left("PHASE", "phase"),
         Column::right("BILLED", "billed_usd"),
-        Column::right("ON DEMAND", "on_demand_useful_usd"),
+        Column::right("ON DEMAND", "on_demand_useful_usd").wide(),
         Column::right("SAVED", "saved_net_usd"),
         Column::right("%", "saved_net_pct"),
         Column::right("GROSS", "saved_gross_usd").wide(),
@@ -28,13 +44,12 @@ pub fn jobs(reply: &v1::ReportReply, out: &Out) -> Grid {
         Column::right("STEPS", "steps_done").wide(),
         Column::right("REDONE", "steps_repeated").wide(),
     ]);
-    let name_max = if out.format == Format::Wide { usize::MAX } else { 16 };
     for job in &reply.jobs {
         let cost = job.cost.unwrap_or_default();
         let mut cells = vec![
             Cell::new(job.job_id.to_string()),
             Cell::new(short(&job.name, name_max)).exact(plain(&job.name)),
-            phase(&job.phase, job.outcome.as_deref()),
+            phase(&job.phase, job.outcome.as_deref()).shortened(phase_max),
         ];
         cells.extend(money(&cost));
         cells.extend([
@@ -73,18 +88,29 @@ pub fn page(job: &v1::JobReport, segments: &[v1::SegmentView], as_of_ms: u64, ou
     };
     let mut page = Page::default();
     page.line("job", &format!("{}  {}  {state}", job.job_id, job.name));
-    page.line("billed", &format!("{}  for {}", usd(Usd(cost.billed_nano_usd)), Span(job.billed_ms)));
+    let open = segments.iter().any(|segment| segment.end_ms.is_none());
+    let so_far = if open { "  so far; a node still costs something" } else { "" };
+    page.line("billed", &format!("{}  for {}{so_far}", usd(Usd(cost.billed_nano_usd)), Span(job.billed_ms)));
     let useful = Usd(cost.on_demand_useful_nano_usd);
     page.line("on demand", &format!("{}  for the useful {}", usd(useful), Span(job.useful_ms)));
     let net = cost.saved_net_nano_usd;
-    page.line("saved", &format!("{}{}  net of waste", usd(Usd(net)), share(net)));
-    page.line("gross", &format!("{}  by price alone", usd(Usd(cost.saved_gross_nano_usd))));
+    if net < 0 {
+        page.line("saved", &format!("nothing: it cost {}{}", more(net), share(net.saturating_neg())));
+    } else {
+        page.line("saved", &format!("{}{}  net of waste", usd(Usd(net)), share(net)));
+    }
+    let gross = cost.saved_gross_nano_usd;
+    let gross = if gross < 0 { format!("cost {}", more(gross)) } else { usd(Usd(gross)) };
+    page.line("gross", &format!("{gross}  by price alone"));
     page.line("wasted", &usd(Usd(cost.wasted_nano_usd)));
     let notice = match job.preemptions_without_notice {
         0 => String::new(),
         n => format!(", {n} without notice"),
     };
-    page.line("preempted", &format!("{}{notice}, in {} attempts", job.preemptions, job.attempts));
+    page.line(
+        "preempted",
+        &format!("{}{notice}, in {}", job.preemptions, count(u64::from(job.attempts), "attempt")),
+    );
     page.line("steps", &format!("{} done, {} repeated", job.steps_done, job.steps_repeated));
     let _ = writeln!(page.text, "as of       {}", rfc3339(spotq_model::Timestamp(as_of_ms)));
     let mut text = page.text;
@@ -99,6 +125,12 @@ pub fn page(job: &v1::JobReport, segments: &[v1::SegmentView], as_of_ms: u64, ou
     text
 }
 
+/// Whether a job cost more than it would have on demand.
+#[must_use]
+pub fn is_dear(reply: &v1::ReportReply) -> bool {
+    reply.jobs.iter().filter_map(|job| job.cost).any(|cost| cost.saved_net_nano_usd < 0)
+}
+
 /// Segments of node time at one price: the bill, line by line.
 #[must_use]
 pub fn ledger(segments: &[v1::SegmentView]) -> Grid {
@@ -106,13 +138,13 @@ pub fn ledger(segments: &[v1::SegmentView]) -> Grid {
         Column::right("NODE", "node"),
         Column::right("JOB", "job_id").wide(),
         Column::right("TRY", "generation"),
-        Column::left("POOL", "pool"),
+        Column::left("POOL", "pool").wraps(),
         Column::left("MARKET", "market").wide(),
         Column::left("START", "start").wide(),
         Column::left("END", "end").wide(),
         Column::right("TIME", "ms"),
         Column::right("$/H", "price_usd_h"),
-        Column::right("ON DEMAND", "on_demand_usd_h"),
+        Column::right("ON DEMAND", "on_demand_usd_h").wide(),
         Column::left("SOURCE", "price_source").wide(),
         Column::right("AMOUNT", "amount_usd"),
     ]);
@@ -195,14 +227,65 @@ mod tests {
         reply.jobs.push(v1::JobReport { job_id: 8, ..reply.jobs[0].clone() });
         let table = jobs(&reply, &out(Format::Table)).table(&out(Format::Table));
         let expected = "\
-JOB  NAME   PHASE       BILLED  ON DEMAND  SAVED   %   WASTED  LOST
-  7  train  completed  $0.9731      $3.00  $2.03  68  $0.0500     1
-  8  train  completed  $0.9731      $3.00  $2.03  68  $0.0500     1
-     all                 $1.95      $6.00  $4.05  68  $0.1000     2
+JOB  NAME   PHASE       BILLED  SAVED   %   WASTED  LOST
+  7  train  completed  $0.9731  $2.03  68  $0.0500     1
+  8  train  completed  $0.9731  $2.03  68  $0.0500     1
+     all                 $1.95  $4.05  68  $0.1000     2
 ";
         assert_eq!(table, expected, "\n{table}");
         let csv = jobs(&reply, &out(Format::Csv));
         assert_eq!(csv.table(&out(Format::Wide)).lines().count(), 3);
+    }
+
+    #[test]
+    fn a_report_fits_80_columns_in_one_line_for_a_job_whatever_happened() {
+        let mut reply = report();
+        let dear = v1::Cost {
+            billed_nano_usd: 99_999_990_000_000,
+            wasted_nano_usd: 99_999_990_000_000,
+            saved_net_nano_usd: -99_999_990_000_000,
+            on_demand_useful_nano_usd: 50_000_000_000_000,
+            ..Default::default()
+        };
+        for outcome in ["preemption_budget_spent", "budget_exhausted", "launch_failure", "out_of_memory"] {
+            reply.jobs.push(v1::JobReport {
+                job_id: 99_999,
+                name: "a-name-that-is-rather-long".into(),
+                outcome: Some(outcome.into()),
+                cost: Some(dear),
+                preemptions: 1000,
+                ..reply.jobs[0].clone()
+            });
+        }
+        let table = jobs(&reply, &out(Format::Table)).table(&out(Format::Table));
+        assert_eq!(table.lines().count(), 2 + reply.jobs.len(), "\n{table}");
+        assert!(table.lines().all(|line| line.chars().count() <= 80), "\n{table}");
+        assert!(table.contains("a-name-th…") && table.contains("out of me…"), "\n{table}");
+        assert!(
+            jobs(&reply, &out(Format::Wide)).table(&out(Format::Wide)).contains("preemption budget spent")
+        );
+        assert!(is_dear(&reply) && !is_dear(&report()));
+    }
+
+    #[test]
+    fn a_job_that_cost_more_than_on_demand_and_one_whose_node_is_not_returned_say_so() {
+        let mut reply = report();
+        reply.jobs[0].cost = Some(v1::Cost {
+            saved_net_nano_usd: -1_200_000,
+            saved_gross_nano_usd: -1_000_000,
+            on_demand_useful_nano_usd: 10_000_000,
+            ..Default::default()
+        });
+        reply.segments[0].end_ms = None;
+        let page = page(&reply.jobs[0], &reply.segments, reply.as_of_ms, &out(Format::Table));
+        for line in [
+            "billed      $0  for 1h 0m  so far; a node still costs something",
+            "saved       nothing: it cost $0.00120 more than on demand  (12.0%)",
+            "gross       cost $0.00100 more than on demand  by price alone",
+        ] {
+            assert!(page.lines().any(|l| l == line), "no line `{line}` in\n{page}");
+        }
+        assert!(!page.contains("-$"), "{page}");
     }
 
     #[test]

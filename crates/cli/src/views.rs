@@ -1,5 +1,6 @@
 //! What the scheduler answers, as tables and pages for people. Pure: a view, the time, and out comes text.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use spotq_model::{Choice, JobSpec, Resources, Span, Timestamp, Usd, UsdPerHour};
@@ -8,8 +9,8 @@ use spotq_proto::v1;
 use crate::out::{Cell, Column, Format, Grid, Out, Tone, plain, short};
 use crate::words::{self, price, usd};
 
-/// Pools that would do, in the table of `explain`: who is next matters, not who is hundredth.
-pub const RANKED_MAX: u32 = 10;
+/// Pools in the table of `explain`: who is next matters, not who is hundredth.
+pub const RANKED_MAX: usize = 10;
 /// A cloud's own words can fill a screen; a table has their beginning.
 const WHY_MAX: usize = 60;
 /// Longer names are cut in tables; `show` has them whole.
@@ -75,10 +76,7 @@ pub fn show(job: &v1::JobView, now: Timestamp, out: &Out) -> String {
     if let Some(checkpoint) = &job.checkpoint {
         page.line("checkpoint", &checkpoint_sentence(checkpoint, now));
     }
-    page.line(
-        "attempts",
-        &format!("{} ({} preempted, {} failed)", job.generation, job.preemptions, job.failures),
-    );
+    page.line("attempts", &attempts_sentence(job));
     page.line("cost", &cost_sentence(&cost));
     page.line("submitted", &format!("{} by {}", words::rfc3339(Timestamp(job.submitted_ms)), job.user));
     if let Some(at) = job.started_ms {
@@ -171,9 +169,10 @@ pub fn verdicts(reply: &v1::ExplainReply, now: Timestamp, out: &Out) -> Grid {
         Column::left("RETRY", "retry_ms"),
     ]);
     let mut pools: Vec<&v1::PoolVerdict> = reply.pools.iter().collect();
+    // The scheduler has those that come closest first.
     pools.sort_by_key(|p| (p.rank == 0, p.rank));
     if out.format == Format::Table {
-        pools.retain(|p| p.rank <= RANKED_MAX);
+        pools.truncate(RANKED_MAX);
     }
     for pool in pools {
         let rate = UsdPerHour::nanos(pool.price_nano_usd_h);
@@ -192,6 +191,26 @@ pub fn verdicts(reply: &v1::ExplainReply, now: Timestamp, out: &Out) -> Grid {
         ]);
     }
     grid
+}
+
+/// Why no pool will do, by how many pools each reason keeps away; nothing if one will.
+#[must_use]
+pub fn reasons(reply: &v1::ExplainReply) -> String {
+    if reply.pools.is_empty() || reply.pools.iter().any(|p| p.eligible) {
+        return String::new();
+    }
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    for pool in &reply.pools {
+        *counts.entry(reason(&pool.why)).or_default() += 1;
+    }
+    let mut counts: Vec<(String, usize)> = counts.into_iter().collect();
+    // Stable, so that equal counts stay in the order of the alphabet.
+    counts.sort_by_key(|(_, n)| std::cmp::Reverse(*n));
+    let mut text = format!("None of {} would do:\n", words::count(reply.pools.len() as u64, "pool"));
+    for (reason, n) in counts {
+        let _ = writeln!(text, "{n:>5}  {}", short(&reason, WHY_MAX));
+    }
+    text
 }
 
 /// `spotq offers`, cheapest first.
@@ -326,6 +345,22 @@ pub fn phase(phase: &str, outcome: Option<&str>) -> Cell {
     Cell::new(text).exact(phase).tone(words::tone(phase, outcome))
 }
 
+/// A verdict without what is the one pool's own: `has 8 CPUs, 64 wanted` is `fewer than 64 CPUs`.
+fn reason(why: &str) -> String {
+    let wanted = || {
+        let (has, wanted) = why.strip_prefix("has ")?.split_once(", ")?;
+        let (_, what) = has.split_once(' ')?;
+        let less = if what.starts_with("GiB") { "less" } else { "fewer" };
+        Some(format!("{less} than {} {what}", wanted.strip_suffix(" wanted")?))
+    };
+    if let Some(text) = wanted() {
+        return text;
+    }
+    // What a cloud said of one pool comes after the kind of its refusal.
+    let kind = why.split(": ").next().filter(|_| why.starts_with("refused lately"));
+    kind.unwrap_or(why).to_owned()
+}
+
 /// Where the job runs, or why it does not.
 fn whereabouts(job: &v1::JobView, now: Timestamp) -> String {
     if words::is_done(job) {
@@ -361,13 +396,23 @@ fn checkpoint_sentence(checkpoint: &v1::Checkpoint, now: Timestamp) -> String {
     format!("number {} {step}{}, saved {age} ago", checkpoint.sequence, words::bytes(checkpoint.bytes_total))
 }
 
+/// Those that reached a node; refused launches have numbers, too.
+fn attempts_sentence(job: &v1::JobView) -> String {
+    let refused = job.attempts.iter().filter(|a| words::is_refused(a)).count() as u64;
+    let and = match refused {
+        0 => String::new(),
+        1 => " and 1 refused launch".to_owned(),
+        n => format!(" and {n} refused launches"),
+    };
+    let reached = job.generation.saturating_sub(refused);
+    format!("{reached}{and} ({} preempted, {} failed)", job.preemptions, job.failures)
+}
+
 fn cost_sentence(cost: &v1::Cost) -> String {
-    let saved = words::percent(cost.saved_net_nano_usd, cost.on_demand_useful_nano_usd)
-        .map_or_else(String::new, |pct| format!(" ({pct:.0}%)"));
     format!(
-        "{} billed, {} saved{saved} against on demand, {} wasted",
+        "{} billed, {}, {} wasted",
         usd(Usd(cost.billed_nano_usd)),
-        usd(Usd(cost.saved_net_nano_usd)),
+        words::saved(cost),
         usd(Usd(cost.wasted_nano_usd))
     )
 }
@@ -382,7 +427,7 @@ fn attempt_end(attempt: &v1::AttemptView) -> Cell {
     let text = match attempt.end.as_str() {
         "" => "running".to_owned(),
         // A cloud that refused is no fault of the job; its own words are in `-o wide`.
-        "requeued" if attempt.started_ms.is_none() && !attempt.detail.is_empty() => {
+        "requeued" if words::is_refused(attempt) => {
             short(attempt.detail.split(':').next().unwrap_or_default(), 24)
         }
         "preempted" if attempt.noticed_ms.is_none() => "preempted without notice".into(),

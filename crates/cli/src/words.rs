@@ -51,6 +51,43 @@ pub fn percent(part: i64, whole: i64) -> Option<f64> {
     (whole > 0).then(|| part as f64 * 100.0 / whole as f64)
 }
 
+/// `$2.03 saved (68%) against on demand`; what cost more than that says so.
+#[must_use]
+pub fn saved(cost: &v1::Cost) -> String {
+    let net = cost.saved_net_nano_usd;
+    let share = percent(net, cost.on_demand_useful_nano_usd)
+        .map_or_else(String::new, |pct| format!(" ({:.0}%)", pct.abs()));
+    if net < 0 {
+        format!("cost {}{share}", more(net))
+    } else {
+        format!("{} saved{share} against on demand", usd(Usd(net)))
+    }
+}
+
+/// `$0.0012 more than on demand`, of a saving below zero.
+#[must_use]
+pub fn more(saved_nanos: i64) -> String {
+    format!("{} more than on demand", usd(Usd(saved_nanos.saturating_neg())))
+}
+
+/// Whether a cloud refused the launch of this attempt: it has a number, and never reached a node.
+#[must_use]
+pub fn is_refused(attempt: &v1::AttemptView) -> bool {
+    attempt.end == "requeued" && attempt.started_ms.is_none() && !attempt.detail.is_empty()
+}
+
+/// `attempt 3 (2 launches refused before)`. The number is the one that `logs --generation` takes, so refused launches
+/// keep theirs.
+#[must_use]
+pub fn attempt(job: &v1::JobView) -> String {
+    let before = job.attempts.iter().filter(|a| a.generation < job.generation && is_refused(a)).count();
+    match before {
+        0 => format!("attempt {}", job.generation),
+        1 => format!("attempt {} (1 launch refused before)", job.generation),
+        n => format!("attempt {} ({n} launches refused before)", job.generation),
+    }
+}
+
 /// `in 12s`, `now`, for a moment to come.
 #[must_use]
 pub fn until(at: Timestamp, now: Timestamp) -> String {
@@ -224,6 +261,21 @@ mod tests {
         assert_eq!(bytes(999_999), "1.0 MB");
         assert_eq!(bytes(12_345_678), "12.3 MB");
         assert_eq!(bytes(u64::MAX), "18446.7 PB");
+    }
+
+    #[test]
+    fn what_cost_more_than_on_demand_is_no_saving() {
+        let cost = |net: i64| v1::Cost {
+            saved_net_nano_usd: net,
+            on_demand_useful_nano_usd: 10_000_000,
+            ..Default::default()
+        };
+        assert_eq!(saved(&cost(5_000_000)), "$0.00500 saved (50%) against on demand");
+        assert_eq!(saved(&cost(-1_200_000)), "cost $0.00120 more than on demand (12%)");
+        let nothing_useful = v1::Cost { on_demand_useful_nano_usd: 0, ..cost(-1_200_000) };
+        assert_eq!(saved(&nothing_useful), "cost $0.00120 more than on demand");
+        assert_eq!(saved(&cost(0)), "$0 saved (0%) against on demand");
+        assert!(saved(&cost(i64::MIN)).starts_with("cost $"));
     }
 
     #[test]

@@ -31,14 +31,16 @@ pub struct DemoArgs {
     /// Seeds the market and the faults; the final model is the same for all seeds.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Preempt so often.
-    #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=100))]
+    /// Preempt so often, from 2 to 100 times.
+    #[arg(long, default_value_t = 5, value_name = "N", value_parser = preemptions)]
     pub preemptions: u32,
     /// Keep models, segments and events in this directory.
     #[arg(long, value_name = "DIR")]
     pub keep: Option<PathBuf>,
 }
 
+/// One without notice and one with a dead scheduler, at least.
+const PREEMPTIONS: std::ops::RangeInclusive<u32> = 2..=100;
 /// Steps of training without preemptions beyond the usual five: about ten seconds on one core.
 const STEPS_MIN: u64 = 3000;
 /// Each preemption needs some steps to happen in.
@@ -47,6 +49,11 @@ const STEPS_PER_PREEMPTION: u64 = 300;
 const LIMIT: Duration = Duration::from_secs(600);
 /// How long the undisturbed training may go on after the job is done.
 const UNDISTURBED_LIMIT: Duration = Duration::from_secs(300);
+
+fn preemptions(text: &str) -> Result<u32, String> {
+    let wrong = || format!("expected a number from {} to {}", PREEMPTIONS.start(), PREEMPTIONS.end());
+    text.parse().ok().filter(|n| PREEMPTIONS.contains(n)).ok_or_else(wrong)
+}
 
 /// Runs the demo; ends with 0 only if the job completed and both models are the same.
 pub fn run(args: &DemoArgs, out: &Out) -> Result<ExitCode, ExpectedError> {
@@ -166,7 +173,7 @@ impl Place {
             Some(dir) => dir.to_path_buf(),
             None => std::env::temp_dir().join(format!("spotq-demo-{}", uuid::Uuid::new_v4())),
         };
-        std::fs::create_dir_all(&root).map_err(|e| ExpectedError::writing(&root, &e))?;
+        make_dir(&root)?;
         let root = root.canonicalize().map_err(|e| ExpectedError::reading(&root, &e))?;
         let place = Place {
             data: root.join("data"),
@@ -191,7 +198,7 @@ impl Place {
             }
         }
         for dir in [&place.data, &place.uninterrupted] {
-            std::fs::create_dir_all(dir).map_err(|e| ExpectedError::writing(dir, &e))?;
+            make_dir(dir)?;
         }
         Ok(place)
     }
@@ -204,6 +211,13 @@ impl Drop for Place {
             let _ = std::fs::remove_dir_all(&self.root);
         }
     }
+}
+
+/// As `spotqd` makes its own: what is below is its owner's alone. A directory that is there stays as it is.
+fn make_dir(path: &Path) -> Result<(), ExpectedError> {
+    use std::os::unix::fs::DirBuilderExt as _;
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
+    made.map_err(|e| ExpectedError::writing(path, &e))
 }
 
 /// Takes an empty directory, or one that an earlier demo took. Anything else is somebody's.
@@ -314,5 +328,9 @@ mod tests {
         std::fs::write(keep.join("events.jsonl"), "old").unwrap();
         let place = Place::new(Some(&keep)).unwrap();
         assert!(!place.root.join("events.jsonl").exists() && place.data.exists());
+        for dir in [&place.root, &place.data, &place.uninterrupted] {
+            use std::os::unix::fs::PermissionsExt as _;
+            assert_eq!(std::fs::metadata(dir).unwrap().permissions().mode() & 0o777, 0o700, "{dir:?}");
+        }
     }
 }

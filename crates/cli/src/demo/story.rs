@@ -4,7 +4,7 @@ use std::cell::RefCell;
 
 use spotq_proto::v1;
 
-use crate::narrate::{Narrator, status};
+use crate::narrate::{Bill, Narrator, status};
 use crate::out::Out;
 use crate::screen::Screen;
 use crate::words;
@@ -18,9 +18,11 @@ pub(super) struct Story {
 
 impl Story {
     pub(super) fn new(out: &Out) -> Self {
+        let mut narrator = Narrator::default();
+        narrator.bill(Bill::Reported);
         Story {
             screen: RefCell::new(Screen::new(*out)),
-            narrator: RefCell::new(Narrator::default()),
+            narrator: RefCell::new(narrator),
             started: tokio::time::Instant::now(),
         }
     }

@@ -23,6 +23,11 @@ pub struct Disk {
     pub keys: BTreeMap<String, u32>,
     pub specs: Vec<v1::JobSpec>,
     pub logs: Vec<v1::LogsReply>,
+    /// Of the report.
+    pub segments: Vec<v1::SegmentView>,
+    pub reports_asked: u32,
+    /// Of `explain`, instead of the usual one.
+    pub pools: Vec<v1::PoolVerdict>,
     pub outputs: v1::OutputsReply,
     /// So many submits are stored and their answers lost.
     pub lose_answers: u32,
@@ -57,6 +62,9 @@ impl Fake {
             keys: BTreeMap::new(),
             specs: Vec::new(),
             logs: Vec::new(),
+            segments: Vec::new(),
+            reports_asked: 0,
+            pools: Vec::new(),
             outputs: v1::OutputsReply::default(),
             lose_answers: 0,
             cancelled: Vec::new(),
@@ -255,6 +263,14 @@ impl Jobs for Shared {
 
     async fn explain(&self, request: Request<v1::JobRequest>) -> Result<Response<v1::ExplainReply>, Status> {
         self.find(request.into_inner().job_id)?;
+        let pools = self.lock().pools.clone();
+        if !pools.is_empty() {
+            return Ok(Response::new(v1::ExplainReply {
+                headline: "waits: no pool".into(),
+                next: String::new(),
+                pools,
+            }));
+        }
         Ok(Response::new(v1::ExplainReply {
             headline: "job 1 waits: all 1 matching pools refused lately".into(),
             next: "the first cool-down ends in 12s".into(),
@@ -328,7 +344,10 @@ impl Reports for Shared {
     async fn report(&self, _: Request<v1::ReportRequest>) -> Result<Response<v1::ReportReply>, Status> {
         let job =
             v1::JobReport { job_id: 1, name: "train".into(), phase: "running".into(), ..Default::default() };
-        Ok(Response::new(v1::ReportReply { jobs: vec![job], segments: vec![], as_of_ms: 1_700_000_000_000 }))
+        let mut disk = self.lock();
+        disk.reports_asked += 1;
+        let segments = disk.segments.clone();
+        Ok(Response::new(v1::ReportReply { jobs: vec![job], segments, as_of_ms: 1_700_000_000_000 }))
     }
 
     type EventsStream = Streamed<v1::EventLine>;

@@ -181,6 +181,116 @@ fn wait_ends_with_the_jobs_code() {
 }
 
 #[test]
+fn run_prints_the_job_as_one_document_for_programs_and_its_output_beside() {
+    let (fake, dir) = (Fake::start(), TempDir::new("cli-run-json"));
+    fake.log(v1::LogStream::Stdout, "hello\n");
+    let mut child = start("run", dir.path(), &fake, &["run", "-o", "json", "--", "train"]);
+    wait_until(DEADLINE, || child.stderr().contains("hello"), "the output").unwrap();
+    fake.job(done(1, "failed", 9));
+    assert_eq!(exit_code(&mut child), 9);
+    let value: Value =
+        serde_json::from_str(&child.stdout()).unwrap_or_else(|e| panic!("{e}: {}", child.stdout()));
+    assert_eq!(
+        (&value["job_id"], &value["outcome"], &value["exit_code"]),
+        (&json!(1), &json!("failed"), &json!(9))
+    );
+    assert_eq!(value["cost"]["billed_usd"], json!("0.000000000"));
+    assert_eq!(value, json_of(&run(&fake, &["show", "1", "-o", "json"])), "the same as `show`");
+}
+
+#[test]
+fn a_job_is_named_in_every_line_where_several_are_waited_for() {
+    let (fake, dir) = (Fake::start(), TempDir::new("cli-wait-two"));
+    fake.job(job(1, "running"));
+    fake.job(job(2, "pending"));
+    let mut child = start("wait", dir.path(), &fake, &["wait", "1", "2"]);
+    wait_until(DEADLINE, || child.stderr().contains("job 1: attempt 1 runs"), "the first job").unwrap();
+    wait_until(DEADLINE, || child.stderr().contains("spotq: job 2 waits"), "the second job").unwrap();
+    fake.job(done(1, "completed", 0));
+    fake.job(done(2, "completed", 0));
+    assert_eq!(exit_code(&mut child), 0);
+    assert!(child.stderr().lines().all(|line| line.starts_with("spotq: job ")), "{}", child.stderr());
+    assert_eq!(child.stderr().matches("job 2: job 2").count(), 0);
+}
+
+#[test]
+fn the_bill_of_a_job_that_ended_is_final_or_said_to_be_open() {
+    let (fake, dir) = (Fake::start(), TempDir::new("cli-bill"));
+    let billed = |nanos: i64| {
+        let cost = v1::Cost { billed_nano_usd: nanos, ..Default::default() };
+        v1::JobView { cost: Some(cost), ..done(1, "completed", 0) }
+    };
+    fake.disk(|disk| disk.segments = vec![v1::SegmentView::default()]);
+    fake.job(billed(1_000_000_000));
+    let open = run(&fake, &["wait", "1"]);
+    assert_eq!(code(&open), 0);
+    let text = stderr(&open);
+    assert!(text.contains("$1.00 billed so far") && text.contains("`spotq report 1`"), "{text}");
+
+    let before = fake.disk(|disk| disk.reports_asked);
+    let mut child = start("wait", dir.path(), &fake, &["wait", "1"]);
+    wait_until(DEADLINE, || fake.disk(|disk| disk.reports_asked > before), "a look at the bill").unwrap();
+    fake.job(billed(2_000_000_000));
+    fake.disk(|disk| disk.segments[0].end_ms = Some(5));
+    assert_eq!(exit_code(&mut child), 0);
+    assert!(child.stderr().contains("$2.00 billed, "), "{}", child.stderr());
+}
+
+#[test]
+fn explain_counts_why_nothing_fits_and_shows_those_that_come_closest() {
+    let fake = Fake::start();
+    fake.job(job(1, "pending"));
+    fake.job(done(2, "failed", 3));
+    let pool = |n: usize, why: &str| v1::PoolVerdict {
+        pool: format!("aws/us-east-1/us-east-1a/g{n}.xlarge/spot"),
+        why: why.into(),
+        ..Default::default()
+    };
+    let mut pools = vec![pool(0, "refused lately, insufficient capacity: no g0")];
+    pools.extend((1..=12).map(|n| pool(n, &format!("has {} CPUs, 64 wanted", 20 - n))));
+    fake.disk(|disk| disk.pools = pools);
+    let output = run(&fake, &["explain", "1"]);
+    let text = stdout(&output);
+    let counts = "None of 13 pools would do:\n   12  fewer than 64 CPUs\n    1  refused lately, insufficient capacity\n\n";
+    assert!(text.contains(counts), "{text}");
+    assert_eq!(text.matches(".xlarge").count(), 10, "{text}");
+    assert!(text.find("g0.xlarge") < text.find("g1.xlarge"), "{text}");
+    assert!(stderr(&output).contains("… and 3 more; `-o wide` lists all"), "{}", stderr(&output));
+    assert_eq!(stdout(&run(&fake, &["explain", "1", "-o", "wide"])).matches(".xlarge").count(), 13);
+    assert_eq!(json_of(&run(&fake, &["explain", "1", "-o", "json"]))["pools"].as_array().unwrap().len(), 13);
+
+    let over = run(&fake, &["explain", "2"]);
+    assert_eq!(stdout(&over), "job 2 is done: failed\n");
+    assert!(stderr(&over).contains("`spotq show 2`") && stderr(&over).contains("`spotq report 2`"));
+    assert_eq!(json_of(&run(&fake, &["explain", "2", "-o", "json"]))["pools"], json!([]));
+}
+
+#[test]
+fn what_a_job_file_sets_in_vain_is_told_once() {
+    let (fake, dir) = (Fake::start(), TempDir::new("cli-in-vain"));
+    let doc = "run: x\nproject: p\ncheckpoint: {keep: 3}\n";
+    let file = dir.write("job.yaml", format!("{doc}---\n{doc}"));
+    let output = run(&fake, &["submit", file.to_str().unwrap(), "--tag", "a=b"]);
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    for key in ["`project`", "`checkpoint.keep`", "`tags`"] {
+        let told = stderr(&output).lines().filter(|l| l.starts_with("warning: ") && l.contains(key)).count();
+        assert_eq!(told, 1, "{key}: {}", stderr(&output));
+    }
+    assert_eq!(fake.disk(|disk| disk.specs[1].project.clone()).as_deref(), Some("p"));
+}
+
+#[test]
+fn a_number_of_preemptions_out_of_range_says_the_range() {
+    for number in ["1", "101", "x"] {
+        let output = spotq("").args(["demo", "--preemptions", number]).output().unwrap();
+        assert_eq!(code(&output), 2);
+        assert!(stderr(&output).contains("expected a number from 2 to 100"), "{}", stderr(&output));
+    }
+    let help = spotq("").args(["demo", "--help"]).output().unwrap();
+    assert!(stdout(&help).contains("from 2 to 100"), "{}", stdout(&help));
+}
+
+#[test]
 fn wait_survives_a_scheduler_that_is_killed_and_says_so_once() {
     let (mut fake, dir) = (Fake::start(), TempDir::new("cli-wait"));
     fake.job(job(1, "running"));
