@@ -73,6 +73,7 @@ fn kind(ty: &str) -> String {
         "floating point" | "f32" | "f64" => "a number",
         "mapping start" => "keys with values, such as `key: value`",
         "sequence start" => "a list",
+        "string scalar" => "text",
         other => other,
     }
     .to_owned()

@@ -367,9 +367,17 @@ mod tests {
         let line = Narrator::default().tell(&first, NOW).remove(0);
         assert!(line.starts_with("attempt 2 (1 launch refused before) runs on aws/"), "{line}");
         first.generation = 4;
-        first.attempts = vec![refused(1), attempt("preempted", None, None), refused(3)];
+        first.attempts = vec![refused(1), refused(2), refused(3)];
         let line = Narrator::default().tell(&first, NOW).remove(0);
-        assert!(line.starts_with("attempt 4 (2 launches refused before) runs on aws/"), "{line}");
+        assert!(line.starts_with("attempt 4 (3 launches refused before) runs on aws/"), "{line}");
+        let second = v1::AttemptView { generation: 2, ..attempt("preempted", None, None) };
+        first.attempts = vec![refused(1), second.clone(), refused(3)];
+        let line = Narrator::default().tell(&first, NOW).remove(0);
+        assert!(line.starts_with("attempt 4 (1 launch refused before) runs on aws/"), "told once: {line}");
+        first.generation = 3;
+        first.attempts = vec![refused(1), second];
+        let line = Narrator::default().tell(&first, NOW).remove(0);
+        assert!(line.starts_with("attempt 3 runs on aws/"), "{line}");
     }
 
     #[test]

@@ -76,11 +76,12 @@ pub fn is_refused(attempt: &v1::AttemptView) -> bool {
     attempt.end == "requeued" && attempt.started_ms.is_none() && !attempt.detail.is_empty()
 }
 
-/// `attempt 3 (2 launches refused before)`. The number is the one that `logs --generation` takes, so refused launches
-/// keep theirs.
+/// `attempt 3 (2 launches refused before)`, of the launches since the attempt before it. The number is the one that
+/// `logs --generation` takes, so refused launches keep theirs.
 #[must_use]
 pub fn attempt(job: &v1::JobView) -> String {
-    let before = job.attempts.iter().filter(|a| a.generation < job.generation && is_refused(a)).count();
+    let earlier = job.attempts.iter().rev().filter(|a| a.generation < job.generation);
+    let before = earlier.take_while(|a| is_refused(a)).count();
     match before {
         0 => format!("attempt {}", job.generation),
         1 => format!("attempt {} (1 launch refused before)", job.generation),
