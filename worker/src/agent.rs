@@ -54,6 +54,8 @@ pub struct Config {
     pub join_secret: String,
     pub watch: Option<WatchConfig>,
     pub quiet: Quiet,
+    /// Processes are found without cgroups.
+    pub no_cgroups: bool,
     /// This program, for the shim.
     pub exe: PathBuf,
 }
@@ -150,6 +152,7 @@ impl Agent {
             attempts,
             mark_prefix,
             quiet: config.quiet,
+            no_cgroups: config.no_cgroups,
             grown: Arc::new(Notify::new()),
         };
         Ok(Agent {
@@ -495,6 +498,7 @@ mod tests {
             join_secret: String::new(),
             watch: None,
             quiet: Quiet::default(),
+            no_cgroups: false,
             exe: PathBuf::new(),
         };
         let mut agent = Agent::open(config, mpsc::channel(1).0).await.unwrap();

@@ -47,6 +47,9 @@ pub struct Args {
     /// The same on notice
     #[arg(long, hide = true)]
     quiet_hurried: Option<Span>,
+    /// Find the processes of a job without a cgroup even where one is permitted
+    #[arg(long, hide = true)]
+    no_cgroups: bool,
     /// Program that the worker re-executes to start commands
     #[arg(long, hide = true)]
     exe: Option<PathBuf>,
@@ -82,6 +85,7 @@ impl Args {
             join_secret: std::env::var(JOIN_SECRET).unwrap_or_default(),
             watch,
             quiet,
+            no_cgroups: self.no_cgroups,
             exe: self.exe.unwrap_or_else(|| PathBuf::from("/proc/self/exe")),
         })
     }

@@ -39,6 +39,7 @@ pub struct Setting {
     /// Begins the mark of every process: `<node>-`.
     pub mark_prefix: String,
     pub quiet: Quiet,
+    pub no_cgroups: bool,
     /// Told when a log has grown.
     pub grown: Arc<Notify>,
 }
@@ -310,6 +311,7 @@ impl Attempt {
             env: &env,
             status: &self.places.status,
             mark: &self.mark,
+            no_cgroups: self.setting.no_cgroups,
             log: &self.log,
         })?;
         let pid = process.pid;
@@ -485,6 +487,7 @@ impl Attempt {
     }
 
     fn clean_up(&mut self) {
+        crate::tree::is_over(&self.mark);
         for task in [self.observer.take(), self.push.take(), self.outputs.take()].into_iter().flatten() {
             task.abort();
         }

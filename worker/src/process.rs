@@ -41,6 +41,7 @@ pub struct Launch<'a> {
     pub env: &'a BTreeMap<OsString, OsString>,
     pub status: &'a Path,
     pub mark: &'a str,
+    pub no_cgroups: bool,
     pub log: &'a LogWriter,
 }
 
@@ -112,7 +113,7 @@ pub fn start(launch: &Launch<'_>) -> Result<(Process, Pumps), String> {
         ));
     }
     let _ = fs::remove_file(launch.status);
-    let cgroups = cgroup::make(launch.mark);
+    let cgroups = if launch.no_cgroups { Vec::new() } else { cgroup::make(launch.mark) };
     let memory_files = cgroup::memory_files(&cgroups);
     let memory_kills = cgroup::kills_for_memory(&memory_files);
     let shim = ShimArgs {
@@ -133,7 +134,7 @@ pub fn start(launch: &Launch<'_>) -> Result<(Process, Pumps), String> {
         .spawn()
         .map_err(|error| explain_spawn(&launch.command[0], &error))?;
     let pid = child.id().unwrap_or(0);
-    tree::keep_for_waiter(pid);
+    tree::keep_for_waiter(pid, launch.mark);
     let mut pumps = Vec::new();
     if let Some(out) = child.stdout.take() {
         pumps.push(tokio::spawn(launch.log.clone().pump(LogStream::Stdout, out)));

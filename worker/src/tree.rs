@@ -1,6 +1,7 @@
 //! The processes of an attempt: found in `/proc`, signalled, killed to the last one, reaped.
 //!
-//! Must never touch a process that is not marked, in the attempt's cgroup or below its launcher.
+//! Must never touch a process that is not marked, in the attempt's cgroup or below its launcher, with one exception: an
+//! orphan that came to this worker and can be of no other attempt.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -40,6 +41,8 @@ pub struct Stat {
     pub parent: u32,
     /// A zombie has ended and waits to be reaped.
     pub zombie: bool,
+    /// In ticks since the machine's start.
+    pub began: u64,
 }
 
 /// Every process that can be read now.
@@ -76,9 +79,28 @@ impl Tree {
                 all.iter().map(|p| p.pid).filter(|pid| !found.contains(pid) && has_entry(*pid, &entry));
             let marked: Vec<u32> = marked.collect();
             found.extend(marked);
+            for stray in self.strays(&all) {
+                found.extend(below(&all, stray));
+            }
         }
         let live: BTreeSet<u32> = all.iter().filter(|p| !p.zombie).map(|p| p.pid).collect();
         found.into_iter().filter(|pid| *pid != own && live.contains(pid)).collect()
+    }
+
+    /// Orphans without a mark that can only be this attempt's or an ended one's. The kernel hands all orphans to this
+    /// worker, so one that shed its environment and its session is still its child; what it does not say is whose it was.
+    fn strays(&self, all: &[Stat]) -> Vec<u32> {
+        if !matches!(rustix::process::child_subreaper(), Ok(Some(_))) {
+            return Vec::new();
+        }
+        let (own, ours) = (std::process::id(), launched());
+        let window = lock_running().window(&self.mark);
+        let orphans = all.iter().filter(|p| p.parent == own && !p.zombie && !ours.contains(&p.pid));
+        let any_mark = format!("{MARK}=");
+        orphans
+            .filter(|p| window.contains(&p.began) && !has_entry_prefix(p.pid, &any_mark))
+            .map(|p| p.pid)
+            .collect()
     }
 
     /// The processes that train. Those are the topmost ones with a handler for `signal`: below them are loaders of data
@@ -131,6 +153,7 @@ impl Tree {
                 for dir in &self.cgroups {
                     let _ = fs::remove_dir(dir);
                 }
+                is_over(&self.mark);
                 return None;
             }
             Tree::signal(members, Signal::KILL);
@@ -183,9 +206,17 @@ pub fn reap_orphans() {
     }
 }
 
-/// Says that `pid` was started by us and is waited for elsewhere.
-pub fn keep_for_waiter(pid: u32) {
+/// Says that `pid` was started by us for the attempt with this mark, and is waited for elsewhere.
+pub fn keep_for_waiter(pid: u32, mark: &str) {
     lock_launched().insert(pid);
+    // What cannot be read counts as begun before everything: then no stray is taken for another attempt's.
+    let began = stat_of(pid).map_or(0, |stat| stat.began);
+    lock_running().began(mark, began);
+}
+
+/// Says that nothing of the attempt with this mark runs any more.
+pub fn is_over(mark: &str) {
+    lock_running().since.remove(mark);
 }
 
 /// Says that `pid` was collected.
@@ -200,6 +231,34 @@ pub fn has_writer(pids: &BTreeSet<u32>, dir: &Path) -> bool {
 }
 
 static LAUNCHED: std::sync::Mutex<BTreeSet<u32>> = std::sync::Mutex::new(BTreeSet::new());
+
+/// When the first process of each running attempt began.
+#[derive(Debug)]
+struct Running {
+    /// Of all attempts of this worker: older children of ours are no attempt's.
+    first: Option<u64>,
+    since: BTreeMap<String, u64>,
+}
+
+impl Running {
+    fn began(&mut self, mark: &str, began: u64) {
+        self.first.get_or_insert(began);
+        self.since.entry(mark.to_owned()).or_insert(began);
+    }
+
+    /// When a process that cannot be of another running attempt than this one's has begun.
+    fn window(&self, mark: &str) -> std::ops::Range<u64> {
+        let others = self.since.iter().filter(|(other, _)| *other != mark).map(|(_, began)| *began).min();
+        self.first.map_or(0..0, |first| first..others.unwrap_or(u64::MAX))
+    }
+}
+
+static RUNNING: std::sync::Mutex<Running> =
+    std::sync::Mutex::new(Running { first: None, since: BTreeMap::new() });
+
+fn lock_running() -> std::sync::MutexGuard<'static, Running> {
+    RUNNING.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
 
 fn lock_launched() -> std::sync::MutexGuard<'static, BTreeSet<u32>> {
     LAUNCHED.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
@@ -231,7 +290,9 @@ fn stat_of(pid: u32) -> Option<Stat> {
     let mut fields = text.rsplit_once(')')?.1.split_whitespace();
     let state = fields.next()?;
     let parent = fields.next()?.parse().ok()?;
-    Some(Stat { pid, parent, zombie: matches!(state, "Z" | "X") })
+    // The start is field 22 of the line, the parent is field 4.
+    let began = fields.nth(17)?.parse().ok()?;
+    Some(Stat { pid, parent, zombie: matches!(state, "Z" | "X"), began })
 }
 
 fn has_entry(pid: u32, entry: &str) -> bool {
@@ -280,9 +341,25 @@ mod tests {
 
     #[test]
     fn descendants_are_found_through_any_depth() {
-        let stat = |pid, parent| Stat { pid, parent, zombie: false };
+        let stat = |pid, parent| Stat { pid, parent, zombie: false, began: 0 };
         let all = [stat(2, 1), stat(3, 2), stat(4, 3), stat(9, 1)];
         assert_eq!(below(&all, 2), BTreeSet::from([2, 3, 4]));
+    }
+
+    #[test]
+    fn an_orphan_is_taken_only_if_no_other_running_attempt_can_have_made_it() {
+        let mut running = Running { first: None, since: BTreeMap::new() };
+        assert!(!running.window("a").contains(&5), "nothing was started: it is not ours");
+        running.began("a", 5);
+        assert!(!running.window("a").contains(&4) && running.window("a").contains(&5));
+        running.began("b", 7);
+        running.began("b", 9);
+        assert!(running.window("a").contains(&6), "the other one had not begun");
+        assert!(!running.window("a").contains(&7), "the clock is coarse");
+        assert!(!running.window("b").contains(&8), "it may be the first one's");
+        running.since.remove("a");
+        assert!(running.window("b").contains(&6), "of one that has ended");
+        assert!(!running.window("b").contains(&4));
     }
 
     #[test]
@@ -301,7 +378,7 @@ mod tests {
     #[test]
     fn this_process_is_listed_with_its_parent() {
         let me = stat_of(std::process::id()).unwrap();
-        assert!(!me.zombie && me.parent > 0);
+        assert!(!me.zombie && me.parent > 0 && me.began > 0);
         assert!(to_pid(0).is_none() && to_pid(1).is_none() && to_pid(u32::MAX).is_none());
     }
 }

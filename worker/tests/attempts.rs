@@ -418,10 +418,69 @@ fn an_exit_code_like_that_of_a_stop_is_a_failure_when_nobody_asked_for_one() {
     assert_eq!(bed.scheduler.finished(grant).exit_code, Some(143));
     assert!(bed.scheduler.committed(grant).is_empty(), "nobody knows whether that save was whole");
     // Asked to end, it ends as it means to, and what it saved counts.
-    let waits = "trap : TERM; echo ready; while sleep 0.05; do :; done;";
+    let waits = "trap asked=1 TERM; echo ready; while [ -z \"$asked\" ]; do sleep 0.02; done;";
     let grant = bed.grant(2, 1, &half_a_save(waits));
     bed.scheduler.wait_log(grant, "ready");
     bed.scheduler.stop(grant, StopReason::Cancel);
     assert_eq!(bed.scheduler.finished(grant).exit_code, Some(143));
     assert_eq!(bed.scheduler.committed(grant).len(), 1);
+}
+
+/// A process that leaves the tree: no parent, no session and no environment in common with its command. It writes its
+/// number to `file`.
+fn stray(file: &std::path::Path) -> String {
+    format!(
+        "(env -i setsid /bin/sh -c 'echo $$ > {0}.new; mv {0}.new {0}; exec sleep 1000' >/dev/null 2>&1 &); \
+         while [ ! -e {0} ]; do sleep 0.02; done; echo left;",
+        file.display()
+    )
+}
+
+/// Ends a stray that a failed test leaves.
+struct Stray(u32);
+
+impl Stray {
+    fn of(file: &std::path::Path) -> Stray {
+        wait_until(LIMIT, || file.exists(), "the stray's number").unwrap();
+        Stray(std::fs::read_to_string(file).unwrap().trim().parse().unwrap())
+    }
+
+    fn lives(&self) -> bool {
+        let command = std::fs::read(format!("/proc/{}/cmdline", self.0)).unwrap_or_default();
+        command.starts_with(b"sleep\0")
+    }
+}
+
+impl Drop for Stray {
+    fn drop(&mut self) {
+        if self.lives() {
+            let _ = spotq_testkit::processes::signal(self.0, rustix::process::Signal::KILL);
+        }
+    }
+}
+
+#[test]
+fn a_child_without_parent_session_and_environment_is_killed_at_the_end_with_cgroups_and_without() {
+    for args in [&["--no-cgroups"][..], &[]] {
+        let bed = Bed::with(&WorkerOptions { args, ..Default::default() });
+        let file = bed.dir.path().join("stray");
+        assert_eq!(bed.run(1, &shell(&format!("{} exit 0", stray(&file)))).exit_code, Some(0));
+        assert!(!Stray::of(&file).lives(), "{args:?}");
+    }
+}
+
+#[test]
+fn a_stray_ends_with_the_last_attempt_that_it_may_belong_to_and_not_before() {
+    let bed = Bed::with(&WorkerOptions { args: &["--no-cgroups"], ..Default::default() });
+    let place = |name: &str| bed.dir.path().join(name);
+    let until = |flag: &str| format!("while [ ! -e {} ]; do sleep 0.02; done", place(flag).display());
+    let first = bed.grant(1, 1, &shell(&format!("{} {}", stray(&place("one")), until("end"))));
+    let one = Stray::of(&place("one"));
+    // The second begins after the first one's stray, so that this cannot be its own.
+    assert_eq!(bed.run(2, &shell(&format!("{} exit 0", stray(&place("two"))))).exit_code, Some(0));
+    assert!(one.lives());
+    let two = Stray::of(&place("two"));
+    std::fs::write(place("end"), "").unwrap();
+    bed.scheduler.finished(first);
+    assert!(!one.lives() && !two.lives());
 }
