@@ -7,6 +7,10 @@ mod error;
 mod names;
 mod yaml;
 
+/// Of every binary that links this crate. Jobs are many small pieces that are made on one thread and freed on another.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 pub use args::DaemonArgs;
 pub use config::{Config, LocalConfig};
 pub use daemon::{daemon_main, run};

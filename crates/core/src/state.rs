@@ -12,20 +12,21 @@ use spotq_model::{
 
 use crate::ledger::{Ledger, Segment};
 
-/// Everything that must survive a restart.
+/// Everything that must survive a restart. Jobs, tasks and nodes are shared between copies of it until one of them
+/// changes, so that a copy for a snapshot is cheap.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cluster {
     /// How many events made this state.
     pub version: Version,
     /// The time of the newest event; time never runs backwards in here.
     pub now: Timestamp,
-    pub jobs: BTreeMap<JobId, Job>,
-    pub by_client_key: BTreeMap<String, JobId>,
+    pub jobs: BTreeMap<JobId, Arc<Job>>,
+    pub by_client_key: BTreeMap<Arc<str>, JobId>,
     /// Tasks that wait for a node, best first.
     pub queue: BTreeSet<QueueKey>,
     /// Tasks with an attempt under way.
     pub active: BTreeSet<TaskId>,
-    pub nodes: BTreeMap<NodeId, Node>,
+    pub nodes: BTreeMap<NodeId, Arc<Node>>,
     /// Nodes that are not gone.
     pub live: BTreeSet<NodeId>,
     /// What refused lately. One entry per scope.
@@ -45,10 +46,10 @@ pub struct Job {
     pub id: JobId,
     /// Names cloud objects and prefixes.
     pub uuid: String,
-    pub client_key: String,
+    pub client_key: Arc<str>,
     pub spec: Arc<JobSpec>,
     pub submitted_at: Timestamp,
-    pub tasks: BTreeMap<u32, Task>,
+    pub tasks: BTreeMap<u32, Arc<Task>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -265,7 +266,7 @@ pub struct CoolDown {
 impl Cluster {
     #[must_use]
     pub fn task(&self, id: TaskId) -> Option<&Task> {
-        self.jobs.get(&id.job)?.tasks.get(&id.index)
+        self.jobs.get(&id.job)?.tasks.get(&id.index).map(Arc::as_ref)
     }
 
     #[must_use]
@@ -287,7 +288,7 @@ impl Cluster {
 
     /// All nodes that this state refers to as alive.
     pub fn live_nodes(&self) -> impl Iterator<Item = &Node> {
-        self.live.iter().filter_map(|id| self.nodes.get(id))
+        self.live.iter().filter_map(|id| self.nodes.get(id)).map(Arc::as_ref)
     }
 
     /// The node that the cloud calls `instance`.
@@ -300,7 +301,7 @@ impl Cluster {
     pub fn segments_of(&self, task: TaskId) -> impl Iterator<Item = (&Node, &Segment)> {
         let nodes: BTreeSet<NodeId> =
             self.task(task).map(|t| t.attempts.iter().map(|a| a.node).collect()).unwrap_or_default();
-        nodes.into_iter().filter_map(|id| self.nodes.get(&id)).flat_map(move |node| {
+        nodes.into_iter().filter_map(|id| self.nodes.get(&id)).map(Arc::as_ref).flat_map(move |node| {
             node.ledger
                 .segments
                 .iter()

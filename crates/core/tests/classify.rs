@@ -1,6 +1,8 @@
 //! How an attempt's end is classified, and what follows from it for the task.
 #![expect(clippy::unwrap_used, reason = "a test, helpers included, ends at the first surprise")]
 
+use std::sync::Arc;
+
 use spotq_core::{Attempt, Cluster, Loss, Phase, Policies, Stop, apply, classify, decide};
 use spotq_model::{
     AttemptEnd, Checkpoint, EffectKey, Event, Exit, Fact, Generation, GoneCause, Input, InstanceId, JobId,
@@ -273,7 +275,7 @@ impl Running {
             job: TASK.job,
             uuid: "feed".into(),
             client_key: "key".into(),
-            spec: Box::new(spec),
+            spec: Arc::new(spec),
         });
         world.run_again(FIRST);
         world

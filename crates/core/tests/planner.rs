@@ -467,7 +467,7 @@ fn waiting(specs: &[JobSpec]) -> Cluster {
         let (uuid, client_key) = (format!("feed{number:04}"), format!("key-{number}"));
         fact(
             &mut c,
-            Fact::JobSubmitted { job: JobId(number), uuid, client_key, spec: Box::new(spec.clone()) },
+            Fact::JobSubmitted { job: JobId(number), uuid, client_key, spec: Arc::new(spec.clone()) },
         );
     }
     c

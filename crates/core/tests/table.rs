@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test, helpers included, ends at the first surprise")]
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use spotq_core::{Cluster, Phase, Policies, apply, decide, invariants};
 use spotq_model::{
@@ -156,7 +157,7 @@ fn task_facts() -> Vec<Row> {
         job,
         uuid: "u2".into(),
         client_key: key.into(),
-        spec: Box::new(spotq_testkit::job("other")),
+        spec: Arc::new(spotq_testkit::job("other")),
     };
     let cooled = Fact::PoolCooled {
         scope: Scope::Cloud { cloud: Cloud::Aws },
@@ -367,7 +368,7 @@ fn user_inputs() -> Vec<Input> {
     let submit = |key: &str, hold| Input::Submit {
         client_key: key.into(),
         uuid: "cafe".into(),
-        spec: Box::new(JobSpec { hold, ..job("other") }),
+        spec: Arc::new(JobSpec { hold, ..job("other") }),
     };
     let of = |job| {
         let notice = Span::secs(30);
@@ -480,7 +481,7 @@ fn reports(generation: Generation) -> Vec<Report> {
 /// A cluster with the task in the wanted situation, made by events alone.
 fn cluster_at(at: At) -> Cluster {
     let mut feed = Feed { c: Cluster::default(), at: Timestamp(1000) };
-    let spec = Box::new(job("train"));
+    let spec = Arc::new(job("train"));
     feed.fact(Fact::JobSubmitted { job: JOB, uuid: "feed".into(), client_key: "key".into(), spec });
     feed.node(MINE, if at == At::Asked { 0 } else { 2 });
     feed.node(IDLE, 2);

@@ -21,14 +21,13 @@ use tokio_util::sync::CancellationToken;
 use crate::clock::now;
 use crate::config::EngineConfig;
 use crate::effects::Effects;
+use crate::gather::{BATCH_MAX, Gather};
 use crate::handle::{Handle, INBOX_SIZE, Msg, Release, Seen, Shared};
 use crate::records::{RecordError, encode_event, encode_snapshot, rebuild};
 use crate::sessions::Sessions;
 
 /// Appends in the air at once. One is written while the next is gathered; more only add delay.
 const APPENDS_MAX: usize = 4;
-/// Messages that make one append: enough to fill a commit from a thousand callers, small enough to answer soon.
-const BATCH_MAX: usize = 512;
 /// How often time itself is an input while anything is under way.
 const TICK: Duration = Duration::from_millis(100);
 /// And while nothing is.
@@ -37,6 +36,9 @@ const TICK_IDLE: Duration = Duration::from_secs(1);
 const PLAN_EVERY: Duration = Duration::from_millis(10);
 /// While something waits, it is looked at again this often.
 const REPLAN: Duration = Duration::from_millis(250);
+
+/// Reading a job or a node from a snapshot takes about as long as replaying so many events.
+const SNAPSHOT_EVENTS_PER_ENTRY: u64 = 2;
 
 /// A running engine.
 #[derive(Debug)]
@@ -74,6 +76,8 @@ pub async fn start(config: EngineConfig) -> Result<Running, RecordError> {
         progress: HashMap::new(),
         appends: FuturesOrdered::new(),
         answers: VecDeque::new(),
+        appended_at: VecDeque::new(),
+        gather: Gather::default(),
         effects: Effects::default(),
         changed,
         plan_wanted: true,
@@ -130,6 +134,9 @@ struct Core {
     appends: FuturesOrdered<Appending>,
     /// Answers, each with the version that must be durable before it goes out.
     answers: VecDeque<(Version, Release)>,
+    /// When each append in the air began.
+    appended_at: VecDeque<Instant>,
+    gather: Gather,
     effects: Effects,
     changed: watch::Sender<u64>,
     plan_wanted: bool,
@@ -153,11 +160,16 @@ impl Core {
             let room = self.appends.len() < APPENDS_MAX && (self.appends.is_empty() || !self.effects_wanted);
             let to_tick = self.tick_period().saturating_sub(ticked.elapsed());
             let to_plan = self.plan_wanted.then(|| PLAN_EVERY.saturating_sub(self.planned.elapsed()));
-            let pause = to_plan.map_or(to_tick, |to_plan| to_plan.min(to_tick));
+            let gather = self.gather.pause(batch.len(), self.answers.len());
+            let space = BATCH_MAX - batch.len();
+            let pause = [to_plan, gather].into_iter().flatten().fold(to_tick, Duration::min);
             if room && to_tick.is_zero() {
                 // Before the inbox, which may never be empty: leases and limits do not wait for a quiet moment.
                 ticked = Instant::now();
                 self.tick();
+            } else if room && gather.is_some_and(|pause| pause.is_zero()) {
+                self.gather.taken();
+                self.take(&mut batch);
             } else if room && pause.is_zero() {
                 // No tick: that would look for effects, and so interrupt the flow of appends.
                 self.plan_now();
@@ -166,11 +178,11 @@ impl Core {
                     biased;
                     () = stop.cancelled() => return self.snapshot_over().await,
                     Some(appended) = self.appends.next() => self.appended(appended?),
-                    count = messages.recv_many(&mut batch, BATCH_MAX), if room => {
+                    count = messages.recv_many(&mut batch, space), if room && space > 0 => {
                         if count == 0 {
                             return self.snapshot_over().await;
                         }
-                        self.take(&mut batch);
+                        self.gather.arrived(count);
                     }
                     () = tokio::time::sleep(pause), if room => {}
                 }
@@ -297,13 +309,17 @@ impl Core {
             return;
         }
         let expected = Version(self.cluster.version.0 - records.len() as u64);
+        self.appended_at.push_back(Instant::now());
         self.appends.push_back(self.shared.config.store.append(self.epoch, expected, records));
     }
 
     fn appended(&mut self, version: Version) {
         self.durable = version;
         self.changed.send_modify(|count| *count += 1);
+        let waiting = self.answers.len();
         self.release_answers();
+        let started = self.appended_at.pop_front();
+        self.gather.answered(waiting - self.answers.len(), started.map_or(Duration::ZERO, |at| at.elapsed()));
     }
 
     fn release_answers(&mut self) {
@@ -322,7 +338,7 @@ impl Core {
             let cluster = &self.cluster;
             self.shared.sessions.forget(|node| !cluster.live.contains(&node));
         }
-        if self.durable.0 >= self.snapshot_at.0.saturating_add(self.shared.config.snapshot_every) {
+        if self.durable.0 >= self.snapshot_at.0.saturating_add(self.snapshot_every()) {
             self.snapshot_over().await?;
             self.snapshot_at = self.durable;
             let store = self.shared.config.store.clone();
@@ -332,6 +348,13 @@ impl Core {
             self.snapshot_over().await?;
         }
         Ok(())
+    }
+
+    /// Events until the next snapshot. A large state is written less often, so that the cost of an event does not grow
+    /// with it: reading it back then takes at most as long as the records behind it.
+    fn snapshot_every(&self) -> u64 {
+        let size = self.cluster.jobs.len() + self.cluster.nodes.len();
+        self.shared.config.snapshot_every.max(SNAPSHOT_EVENTS_PER_ENTRY * size as u64)
     }
 
     /// Waits for the snapshot that is being written, if one is. A store that cannot keep it ends the loop.

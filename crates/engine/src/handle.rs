@@ -76,9 +76,9 @@ impl Handle {
     pub async fn submit(&self, client_key: String, spec: JobSpec) -> Result<Submitted, EngineError> {
         let uuid = uuid::Uuid::new_v4().to_string();
         let (key, drawn) = (client_key.clone(), uuid.clone());
-        let input = Input::Submit { client_key, uuid, spec: Box::new(spec) };
+        let input = Input::Submit { client_key, uuid, spec: Arc::new(spec) };
         let submitted = self.ask(Some(input), move |seen| {
-            let job = seen.cluster.by_client_key.get(&key).and_then(|id| seen.cluster.jobs.get(id));
+            let job = seen.cluster.by_client_key.get(key.as_str()).and_then(|id| seen.cluster.jobs.get(id));
             job.map(|job| Submitted { job: job.id, uuid: job.uuid.clone(), created: job.uuid == drawn })
         });
         submitted.await?.ok_or(EngineError::Stopping)

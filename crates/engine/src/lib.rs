@@ -7,6 +7,7 @@ mod clock;
 mod config;
 mod core_loop;
 mod effects;
+mod gather;
 mod grpc;
 mod handle;
 mod logs;

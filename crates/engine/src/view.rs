@@ -16,7 +16,7 @@ pub(crate) fn job(config: &EngineConfig, seen: &Seen<'_>, id: TaskId) -> Option<
     view.progress = progress.map(|p| v1::Progress { step: p.step, total: p.total });
     view.attempts = task.attempts.iter().map(|a| attempt(seen.cluster, task, a, seen.now)).collect();
     view.cost = Some(cost(&job_cost(seen.cluster, id, seen.now)));
-    view.node = task.phase.node().and_then(|id| seen.cluster.nodes.get(&id)).map(node);
+    view.node = task.phase.node().and_then(|id| seen.cluster.nodes.get(&id)).map(|held| node(held));
     Some(view)
 }
 

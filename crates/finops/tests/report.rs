@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test, helpers included, ends at the first surprise")]
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use spotq_core::{Cluster, apply, invariants};
 use spotq_finops::{Cause, JobCost, job_cost, job_report};
@@ -262,7 +263,7 @@ impl History {
 
     fn submit(&mut self, number: u32) {
         let (uuid, client_key) = (format!("feed{number}"), format!("key{number}"));
-        self.at(0, Fact::JobSubmitted { job: JobId(number), uuid, client_key, spec: Box::new(job("train")) });
+        self.at(0, Fact::JobSubmitted { job: JobId(number), uuid, client_key, spec: Arc::new(job("train")) });
     }
 
     fn at(&mut self, second: u64, fact: Fact) {

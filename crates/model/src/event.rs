@@ -1,5 +1,7 @@
 //! What became true (events) and what the world still owes (effects).
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -32,7 +34,7 @@ pub enum Fact {
         job: JobId,
         uuid: String,
         client_key: String,
-        spec: Box<JobSpec>,
+        spec: Arc<JobSpec>,
     },
     TaskHeld {
         task: TaskId,

@@ -1,5 +1,7 @@
 //! What reaches the core from outside: users, clouds, workers, time.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -15,7 +17,7 @@ pub enum Input {
     Submit {
         client_key: String,
         uuid: String,
-        spec: Box<JobSpec>,
+        spec: Arc<JobSpec>,
     },
     Cancel {
         job: JobId,

@@ -4,7 +4,7 @@ use spotq_model::{
     AttemptEnd, Checkpoint, Exit, Fact, Generation, NodeId, Span, StopWhy, TaskId, Timestamp, WaitReason,
 };
 
-use super::{Applied, fact_name, in_phase, node::unknown_node, set_phase, task_mut, unknown_task};
+use super::{Applied, fact_name, in_phase, node::node_mut, set_phase, task_mut, unknown_task};
 use crate::state::{Attempt, Cluster, NodeState, Phase, Stop};
 
 pub(super) fn place(
@@ -19,7 +19,7 @@ pub(super) fn place(
     if generation < task.next_generation() {
         return Err(format!("generation {generation} is not above {}", task.generation.max(task.floor)));
     }
-    let node = c.nodes.get_mut(&node_id).ok_or_else(|| unknown_node(node_id))?;
+    let node = node_mut(c, node_id)?;
     if node.holder.is_some() || node.state > NodeState::Ready || node.notice.is_some() {
         return Err(format!("node {node_id} is not free"));
     }
@@ -202,7 +202,9 @@ pub(super) fn end_attempt(
         | AttemptEnd::LaunchFailed { .. }
         | AttemptEnd::Requeued => {}
     }
-    if let Some(node) = c.nodes.get_mut(&node_id).filter(|n| n.holder == Some((id, generation))) {
+    if let Ok(node) = node_mut(c, node_id)
+        && node.holder == Some((id, generation))
+    {
         node.holder = None;
         node.idle_since = Some(at);
     }

@@ -86,7 +86,7 @@ fn apply_fact(c: &mut Cluster, at: Timestamp, fact: &Fact) -> Applied {
     }
 }
 
-fn submit(c: &mut Cluster, at: Timestamp, id: JobId, uuid: &str, key: &str, spec: &JobSpec) -> Applied {
+fn submit(c: &mut Cluster, at: Timestamp, id: JobId, uuid: &str, key: &str, spec: &Arc<JobSpec>) -> Applied {
     if c.jobs.last_key_value().is_some_and(|(last, _)| *last >= id) {
         return Err(format!("job {id} is not above the last one"));
     }
@@ -109,17 +109,18 @@ fn submit(c: &mut Cluster, at: Timestamp, id: JobId, uuid: &str, key: &str, spec
         ran: Span::ZERO,
         waited: BTreeMap::new(),
     };
+    let key: Arc<str> = key.into();
     let job = Job {
         id,
         uuid: uuid.to_owned(),
-        client_key: key.to_owned(),
-        spec: Arc::new(spec.clone()),
+        client_key: Arc::clone(&key),
+        spec: Arc::clone(spec),
         submitted_at: at,
-        tasks: BTreeMap::from([(0, task)]),
+        tasks: BTreeMap::from([(0, Arc::new(task))]),
     };
     c.queue.insert(queue_key(&job, task_id));
-    c.by_client_key.insert(key.to_owned(), id);
-    c.jobs.insert(id, job);
+    c.by_client_key.insert(key, id);
+    c.jobs.insert(id, Arc::new(job));
     Ok(())
 }
 
@@ -175,21 +176,22 @@ fn cool(
 
 /// Sets the phase and keeps the queue, the active set and the waiting times true to it.
 fn set_phase(c: &mut Cluster, at: Timestamp, id: TaskId, phase: Phase) {
-    let Some(job) = c.jobs.get_mut(&id.job) else { return };
+    let Some(job) = c.jobs.get(&id.job) else { return };
     let key = queue_key(job, id);
-    let Some(task) = job.tasks.get_mut(&id.index) else { return };
+    let Ok(task) = task_mut(c, id) else { return };
     if let Phase::Pending { reason, .. } = &task.phase {
         let waited = at.since(task.phase_since);
         *task.waited.entry(wait_name(reason).to_owned()).or_default() += waited;
     }
     task.phase = phase;
     task.phase_since = at;
-    if matches!(task.phase, Phase::Pending { .. }) {
+    let (pending, active) = (matches!(task.phase, Phase::Pending { .. }), task.phase.node().is_some());
+    if pending {
         c.queue.insert(key);
     } else {
         c.queue.remove(&key);
     }
-    if task.phase.node().is_some() {
+    if active {
         c.active.insert(id);
     } else {
         c.active.remove(&id);
@@ -222,7 +224,9 @@ fn in_phase(c: &Cluster, id: TaskId, allowed: &[&str]) -> Applied {
 }
 
 fn task_mut(c: &mut Cluster, id: TaskId) -> Result<&mut Task, String> {
-    c.jobs.get_mut(&id.job).and_then(|job| job.tasks.get_mut(&id.index)).ok_or_else(|| unknown_task(id))
+    let job = c.jobs.get_mut(&id.job).map(Arc::make_mut);
+    let task = job.and_then(|job| job.tasks.get_mut(&id.index)).map(Arc::make_mut);
+    task.ok_or_else(|| unknown_task(id))
 }
 
 fn unknown_task(id: TaskId) -> String {

@@ -1,5 +1,7 @@
 //! Facts about nodes and their ledgers. A node is not taken away from under the attempt that holds it.
 
+use std::sync::Arc;
+
 use spotq_model::{
     EffectKey, EndWhy, Fact, GoneCause, InstanceId, NodeId, Pool, Quote, Shape, Timestamp, UsdPerHour,
 };
@@ -53,7 +55,7 @@ pub(super) fn apply_node(c: &mut Cluster, at: Timestamp, fact: &Fact) -> Applied
             Ok(())
         }
         Fact::DrillAnswered { node, error } => {
-            let node = c.nodes.get_mut(node).ok_or_else(|| unknown_node(*node))?;
+            let node = node_mut(c, *node)?;
             let drill = node.drill.as_mut().ok_or("no drill was asked for")?;
             drill.done = true;
             drill.error.clone_from(error);
@@ -98,7 +100,7 @@ pub(super) fn request_node(c: &mut Cluster, at: Timestamp, id: NodeId, new: NewN
         ledger: Ledger::default(),
     };
     c.live.insert(id);
-    c.nodes.insert(id, node);
+    c.nodes.insert(id, Arc::new(node));
     Ok(())
 }
 
@@ -125,7 +127,7 @@ pub(super) fn adopt_orphan(
         let new = NewNode { key, pool, shape: &shape, quote: &quote, expires_at: at };
         request_node(c, at, id, new)?;
     }
-    let node = c.nodes.get_mut(&id).ok_or_else(|| unknown_node(id))?;
+    let node = node_mut(c, id)?;
     node.instance = Some(instance.clone());
     node.state = NodeState::Ending;
     node.ending = Some(EndWhy::Orphan);
@@ -192,8 +194,12 @@ fn withdraw(c: &mut Cluster, at: Timestamp, id: NodeId) -> Applied {
     Ok(())
 }
 
+pub(super) fn node_mut(c: &mut Cluster, id: NodeId) -> Result<&mut Node, String> {
+    c.nodes.get_mut(&id).map(Arc::make_mut).ok_or_else(|| unknown_node(id))
+}
+
 fn node_in<'a>(c: &'a mut Cluster, id: NodeId, allowed: &[NodeState]) -> Result<&'a mut Node, String> {
-    let node = c.nodes.get_mut(&id).ok_or_else(|| unknown_node(id))?;
+    let node = node_mut(c, id)?;
     if allowed.contains(&node.state) { Ok(node) } else { Err(format!("node {id} is {}", node.state.name())) }
 }
 

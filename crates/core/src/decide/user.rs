@@ -1,5 +1,7 @@
 //! What users ask for.
 
+use std::sync::Arc;
+
 use spotq_model::{AttemptEnd, Fact, HoldReason, JobId, JobSpec, Outcome, Span, StopWhy, TaskId, Timestamp};
 
 use super::Facts;
@@ -8,7 +10,7 @@ use crate::classify::Loss;
 use crate::policies::Policies;
 use crate::state::{Attempt, Cluster, NodeState, Phase, Task};
 
-pub(super) fn submit(c: &Cluster, client_key: &str, uuid: &str, spec: &JobSpec) -> Facts {
+pub(super) fn submit(c: &Cluster, client_key: &str, uuid: &str, spec: &Arc<JobSpec>) -> Facts {
     if c.by_client_key.contains_key(client_key) {
         return Vec::new();
     }
@@ -17,7 +19,7 @@ pub(super) fn submit(c: &Cluster, client_key: &str, uuid: &str, spec: &JobSpec) 
         job,
         uuid: uuid.to_owned(),
         client_key: client_key.to_owned(),
-        spec: Box::new(spec.clone()),
+        spec: Arc::clone(spec),
     };
     let held = spec.hold.then(|| Fact::TaskHeld { task: TaskId::only(job), reason: HoldReason::User });
     std::iter::once(submitted).chain(held).collect()
@@ -120,5 +122,5 @@ fn grace_of(c: &Cluster, task: TaskId) -> Span {
 }
 
 fn each_task(c: &Cluster, job: JobId, facts: impl Fn(&Task) -> Facts) -> Facts {
-    c.jobs.get(&job).into_iter().flat_map(|job| job.tasks.values()).flat_map(facts).collect()
+    c.jobs.get(&job).into_iter().flat_map(|job| job.tasks.values()).flat_map(|task| facts(task)).collect()
 }

@@ -1,6 +1,8 @@
 //! Random steps of a world that is not honest: things come late, twice, out of order, about the wrong generation, or not
 //! at all. Numbers in steps pick among what is there, so that every sequence of steps makes sense and shrinks well.
 
+use std::sync::Arc;
+
 use proptest::prelude::*;
 use spotq_core::Task;
 use spotq_model::{
@@ -225,7 +227,7 @@ impl World {
         let input = Input::Submit {
             client_key: format!("key-{key}"),
             uuid: format!("{key:08x}"),
-            spec: Box::new(spec(kind, self.clock)),
+            spec: Arc::new(spec(kind, self.clock)),
         };
         self.feed(&input);
         let jobs = self.core.cluster.jobs.len();

@@ -200,7 +200,7 @@ impl World {
     }
 
     fn all_done(&self) -> bool {
-        self.core.cluster.jobs.values().flat_map(|job| job.tasks.values()).all(spotq_core::Task::is_done)
+        self.core.cluster.jobs.values().flat_map(|job| job.tasks.values()).all(|task| task.is_done())
     }
 
     /// INV-03, from both sides: we know of no node, and the cloud has none.

@@ -26,8 +26,7 @@ impl v1::admin_server::Admin for Admin {
         let connected = u32::try_from(self.shared.sessions.connected()).unwrap_or(u32::MAX);
         let started_ms = self.started_ms;
         let reply = self.shared.handle.query(move |seen| {
-            let done =
-                seen.cluster.jobs.values().filter(|job| job.tasks.values().all(spotq_core::Task::is_done));
+            let done = seen.cluster.jobs.values().filter(|job| job.tasks.values().all(|task| task.is_done()));
             let done = u32::try_from(done.count()).unwrap_or(u32::MAX);
             let all = u32::try_from(seen.cluster.jobs.len()).unwrap_or(u32::MAX);
             v1::InfoReply {
@@ -49,7 +48,7 @@ impl v1::admin_server::Admin for Admin {
         let all = request.into_inner().include_gone;
         let nodes = self.shared.handle.query(move |seen| {
             let wanted = seen.cluster.nodes.values().filter(|node| all || node.state != NodeState::Gone);
-            wanted.map(view::node).collect()
+            wanted.map(|node| view::node(node)).collect()
         });
         Ok(Response::new(v1::NodesReply { nodes: nodes.await? }))
     }

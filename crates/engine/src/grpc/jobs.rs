@@ -1,6 +1,7 @@
 //! What users ask for.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::Stream;
@@ -151,7 +152,7 @@ impl v1::jobs_server::Jobs for Jobs {
         let config = self.shared.config.clone();
         let limit = if request.limit == 0 { LIST_LIMIT } else { request.limit as usize };
         let reply = self.shared.handle.query(move |seen| {
-            let wanted = |task: &&Task| {
+            let wanted = |task: &&Arc<Task>| {
                 let user = seen.cluster.spec(task.id).map(|spec| spec.user.as_str());
                 (request.include_done || !task.is_done())
                     && (request.user.is_none() || request.user.as_deref() == user)

@@ -20,11 +20,13 @@ async fn a_snapshot_and_what_followed_are_the_whole_history() {
     let mut world = World::new("recovery-snapshot");
     world.snapshot_every = 25;
     let served = world.start().await;
-    for n in 0..40 {
+    for n in 0..4 {
         served.submit(JobSpec { hold: true, ..job(&format!("held-{n}")) }).await;
     }
     let (id, mut worker, grant) = served.running("a").await;
-    worker.report(grant, committed(1, 1, 10)).await.unwrap();
+    for n in 1..=80 {
+        worker.report(grant, committed(1, n, n * 10)).await.unwrap();
+    }
     worker.report(grant, exited(0)).await.unwrap();
     let before = served.until("the end of the job", |c| phase(c, id) == "done").await;
     let snapshots = async || world.store.recover().await.unwrap().snapshot.is_some();
@@ -59,7 +61,8 @@ async fn store_of(name: &str, records: Vec<Vec<u8>>) -> World {
     let world = World::new(name);
     let epoch = world.store.take_leadership().await.unwrap();
     let spec = Box::new(job("good"));
-    let fact = Fact::JobSubmitted { job: JobId(1), uuid: "u".into(), client_key: "k".into(), spec };
+    let fact =
+        Fact::JobSubmitted { job: JobId(1), uuid: "u".into(), client_key: "k".into(), spec: spec.into() };
     let good = encode_event(&Event { at: Timestamp(1), fact });
     let all = std::iter::once(good).chain(records).collect();
     world.store.append(epoch, Version(0), all).await.unwrap();

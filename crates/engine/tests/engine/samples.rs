@@ -1,5 +1,7 @@
 //! Events of every kind with every value that they can hold.
 
+use std::sync::Arc;
+
 use spotq_model::{
     AttemptEnd, Checkpoint, CheckpointSpec, Choice, Cloud, Command, EffectKey, EndWhy, Event, Exit, Fact,
     Generation, GoneCause, HoldReason, InstanceId, JobId, JobSpec, Market, NodeId, Outcome, PlacementPolicy,
@@ -107,7 +109,7 @@ fn task_facts() -> Vec<Fact> {
             job: JobId(7),
             uuid: "uuid".into(),
             client_key: "key".into(),
-            spec: Box::new(job("train")),
+            spec: Arc::new(job("train")),
         },
         Fact::TaskHeld { task, reason: HoldReason::User },
         Fact::TaskReleased { task },
@@ -229,7 +231,7 @@ fn value_facts() -> Vec<Fact> {
             job: JobId(8),
             uuid: "uuid-2".into(),
             client_key: "key-2".into(),
-            spec: Box::new(full_job()),
+            spec: Arc::new(full_job()),
         }])
         .collect()
 }

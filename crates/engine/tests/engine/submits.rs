@@ -89,7 +89,7 @@ async fn a_thousand_submits_at_once_have_a_number_each_and_survive_a_restart() {
     served.crash().await;
     let after = world.start().await.cluster().await;
     for (n, known) in submitted.iter().enumerate() {
-        assert_eq!(after.by_client_key.get(&format!("key-{n}")), Some(&known.job));
+        assert_eq!(after.by_client_key.get(format!("key-{n}").as_str()), Some(&known.job));
         assert_eq!(after.jobs[&known.job].uuid, known.uuid);
     }
 }
