@@ -8,7 +8,7 @@ use std::{fs, path::Path, process::Command};
 
 use rustix::process::Signal;
 use spotq_model::{
-    JobSpec, PlacementPolicy, Timestamp,
+    CheckpointSpec, JobSpec, PlacementPolicy, Timestamp,
     jobfile::{Context, load},
 };
 use support::{Trainer, run_whole};
@@ -35,7 +35,7 @@ fn every_job_file_is_understood_and_says_what_to_keep() {
     for file in files {
         for job in jobs(&file) {
             assert!(!job.outputs.is_empty(), "{}", file.display());
-            assert!(job.checkpoint.interval.is_some(), "{}", file.display());
+            assert_ne!(job.checkpoint, CheckpointSpec::default(), "{}", file.display());
         }
     }
 }

@@ -157,7 +157,7 @@ impl Cluster {
 
     /// Waits for the job's end; gives the exit code of `wait` and what it prints.
     pub fn wait(&self, job: &str) -> (i32, Value) {
-        let ran = self.run(&["wait", job, "-o", "json"]);
+        let ran = self.run(&["wait", job, "-q", "-o", "json"]);
         let value = serde_json::from_str(&ran.stdout).unwrap_or_else(|e| panic!("{e}: {ran:?}"));
         (ran.code, value)
     }

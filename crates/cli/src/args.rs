@@ -72,7 +72,7 @@ pub enum Command {
     Release(JobsArg),
     /// Stop jobs and place them anew, from their checkpoints.
     Requeue(JobsArg),
-    /// Wait until jobs are done; end with the job's code.
+    /// Wait until jobs are done; end with the job's code. Without `-q` up to 3 s more, until the bill is final.
     Wait(JobsArg),
     /// Drill: preempt a job as the cloud would.
     Preempt(PreemptArgs),

@@ -234,7 +234,8 @@ impl Follow {
 
     /// Waits a moment until the bills are final: the nodes of jobs that are done cost until they are returned.
     async fn settle(&mut self, rx: &mut mpsc::Receiver<Event>) {
-        if self.out.quiet && !self.is_for_program() {
+        // Whoever wants no talk wants no wait for its sake: the next job may take the node that is free now.
+        if self.out.quiet {
             return;
         }
         let end = Instant::now() + BILL_MAX;

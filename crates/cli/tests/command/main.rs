@@ -228,6 +228,8 @@ fn the_bill_of_a_job_that_ended_is_final_or_said_to_be_open() {
     assert!(text.contains("$1.00 billed so far") && text.contains("`spotq report 1`"), "{text}");
 
     let before = fake.disk(|disk| disk.reports_asked);
+    json_of(&run(&fake, &["wait", "1", "-q", "-o", "json"]));
+    assert_eq!(fake.disk(|disk| disk.reports_asked), before, "with -q nothing more is waited for");
     let mut child = start("wait", dir.path(), &fake, &["wait", "1"]);
     wait_until(DEADLINE, || fake.disk(|disk| disk.reports_asked > before), "a look at the bill").unwrap();
     fake.job(billed(2_000_000_000));
