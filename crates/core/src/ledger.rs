@@ -81,6 +81,17 @@ impl Ledger {
         last.end = Some(end);
     }
 
+    /// Ends everything at `at`, which may be before moments at which segments were cut: what came after it was never
+    /// billed.
+    pub(crate) fn end(&mut self, at: Timestamp) {
+        self.segments.retain(|segment| segment.start < at);
+        let Some(last) = self.segments.last_mut().filter(|s| s.end.is_none_or(|end| end > at)) else {
+            return;
+        };
+        last.amount = last.quote.price.cost(at.since(last.start));
+        last.end = Some(at);
+    }
+
     fn current(&self) -> Option<&Segment> {
         self.segments.last().filter(|s| s.end.is_none())
     }

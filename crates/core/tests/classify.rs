@@ -302,7 +302,7 @@ impl Running {
         self.fact(Fact::NodeRequested { node, key, pool, shape, quote: quote.clone(), expires_at });
         if up {
             let instance = if node == NODE { "i".into() } else { format!("i{node}") };
-            self.fact(Fact::NodeLaunched { node, instance: InstanceId(instance), quote });
+            self.fact(Fact::NodeLaunched { node, instance: InstanceId(instance), quote, billed_from: None });
             self.fact(Fact::NodeJoined { node });
         }
         self.fact(Fact::AttemptPlaced { task: TASK, generation, node });

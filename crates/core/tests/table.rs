@@ -225,8 +225,12 @@ fn attempt_facts() -> Vec<Row> {
 
 fn node_facts() -> Vec<Row> {
     let Offer { pool, shape, quote, .. } = offer(POOL, "0.5").build();
-    let launched =
-        |node| Fact::NodeLaunched { node, instance: InstanceId("i-new".into()), quote: quote.clone() };
+    let launched = |node| Fact::NodeLaunched {
+        node,
+        instance: InstanceId("i-new".into()),
+        quote: quote.clone(),
+        billed_from: None,
+    };
     let refused =
         |node| Fact::NodeRefused { node, kind: RefusalKind::InsufficientCapacity, message: "no".into() };
     let noticed =
@@ -395,7 +399,10 @@ fn launch_inputs() -> Vec<Input> {
             message: "none left".into(),
         };
         let instance = InstanceId(format!("i-late-{node}"));
-        inputs.push(Input::LaunchAnswered { node, answer: LaunchAnswer::Launched { instance, quote } });
+        inputs.push(Input::LaunchAnswered {
+            node,
+            answer: LaunchAnswer::Launched { instance, quote, launched_at: Timestamp(1) },
+        });
         inputs.push(Input::LaunchAnswered { node, answer: LaunchAnswer::Refused { refusal } });
         inputs.push(Input::DrillAnswered { node, error: Some("not here".into()) });
         inputs.push(Input::LeaseExpired { node });
@@ -417,6 +424,7 @@ fn list_inputs(c: &Cluster) -> Vec<Input> {
             key: node.key.clone(),
             node: Some(node.id),
             pool: node.pool.clone(),
+            launched_at: Timestamp(1),
             gone: None,
             gone_at: None,
         })
@@ -512,7 +520,8 @@ impl Feed {
         let (key, expires_at) = (EffectKey(format!("k{node}")), Timestamp(9_000_000));
         self.fact(Fact::NodeRequested { node, key, pool, shape, quote: quote.clone(), expires_at });
         let instance = InstanceId(format!("i-{node}"));
-        let rest = [Fact::NodeLaunched { node, instance, quote }, Fact::NodeJoined { node }];
+        let rest =
+            [Fact::NodeLaunched { node, instance, quote, billed_from: None }, Fact::NodeJoined { node }];
         rest.into_iter().take(steps).for_each(|fact| self.fact(fact));
     }
 

@@ -8,7 +8,7 @@ use spotq_model::{
     Effect, EffectClass, Generation, GoneCause, Input, LaunchAnswer, NodeId, Refusal, RefusalKind, StopWhy,
 };
 use spotq_proto::v1::{GrantTask, StopReason, StopTask, scheduler_message::Kind};
-use spotq_provider::{Bootstrap, LaunchRequest, Secret, TAG_CLUSTER, TAG_NODE, TerminateState};
+use spotq_provider::{Bootstrap, LaunchRequest, Launched, Secret, TAG_CLUSTER, TAG_NODE, TerminateState};
 
 use crate::clock::now;
 use crate::handle::{Msg, Shared};
@@ -161,7 +161,7 @@ fn tags(shared: &Shared, node: NodeId) -> std::collections::BTreeMap<String, Str
 fn call(shared: &Shared, key: Key, work: impl Future<Output = Option<Input>> + Send + 'static) -> Started {
     let handle = shared.handle.clone();
     tokio::spawn(async move {
-        if let Ok(Some(input)) = tokio::time::timeout(CALL_TIMEOUT, work).await {
+        if let Some(input) = bounded(work).await {
             handle.input(input).await;
         }
         handle.tell(Msg::EffectOver(key)).await;
@@ -169,11 +169,29 @@ fn call(shared: &Shared, key: Key, work: impl Future<Output = Option<Input>> + S
     Started::Call
 }
 
+/// Whatever becomes of a call, it is over after [`CALL_TIMEOUT`] and may be made again: also one that panics.
+async fn bounded(work: impl Future<Output = Option<Input>> + Send + 'static) -> Option<Input> {
+    let mut work = tokio::spawn(work);
+    match tokio::time::timeout(CALL_TIMEOUT, &mut work).await {
+        Ok(Ok(answer)) => answer,
+        Ok(Err(fault)) => {
+            tracing::error!(%fault, "a call to the cloud broke");
+            None
+        }
+        Err(_) => {
+            work.abort();
+            None
+        }
+    }
+}
+
 /// `None`: nothing is known, so the same launch is asked for again with the same key.
 async fn launch(shared: Shared, request: LaunchRequest) -> Option<Input> {
     let node = request.node;
     let answer = match shared.config.provider.launch(request).await {
-        Ok(launched) => LaunchAnswer::Launched { instance: launched.instance, quote: launched.quote },
+        Ok(Launched { instance, quote, launched_at }) => {
+            LaunchAnswer::Launched { instance, quote, launched_at }
+        }
         Err(refusal) if outcome_unknown(&refusal) => {
             tracing::info!(%node, %refusal.kind, refusal.message, "launch is asked again");
             return None;
@@ -209,5 +227,17 @@ async fn terminate(shared: Shared, instance: spotq_model::InstanceId) -> Option<
             tracing::warn!(%instance, %refusal.kind, refusal.message, "the cloud did not end a node; asking again");
             None
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_that_panics_or_never_ends_is_over_all_the_same() {
+        assert_eq!(bounded(async { Some(Input::Tick) }).await, Some(Input::Tick));
+        assert_eq!(bounded(async { panic!("a fault of a provider") }).await, None);
+        assert_eq!(bounded(std::future::pending()).await, None);
     }
 }

@@ -85,6 +85,7 @@ fn seen(instance: Instance) -> InstanceSeen {
         key: instance.key,
         node: instance.node,
         pool: instance.pool,
+        launched_at: instance.launched_at,
         gone,
         gone_at,
     }

@@ -81,7 +81,7 @@ fn drain_reason(task: &Task) -> String {
 fn attempt(c: &Cluster, task: &Task, a: &Attempt, now: Timestamp) -> v1::AttemptView {
     let mine = c.segments_of(task.id).filter(|(_, s)| s.holder == Some((task.id, a.generation)));
     let billed: spotq_model::Usd = mine.map(|(_, segment)| segment.amount_at(now)).sum();
-    let detail = match &a.end {
+    let known = match &a.end {
         Some(spotq_model::AttemptEnd::NodeLost { detail }) => detail.clone(),
         Some(spotq_model::AttemptEnd::LaunchFailed { message }) => message.clone(),
         Some(spotq_model::AttemptEnd::Failed { exit_code }) => format!("exit code {exit_code}"),
@@ -92,6 +92,10 @@ fn attempt(c: &Cluster, task: &Task, a: &Attempt, now: Timestamp) -> v1::Attempt
             .and_then(|n| n.refused.clone())
             .map_or_else(String::new, |(k, m)| format!("{k}: {m}")),
     };
+    // What the worker had to add, such as a last upload that failed.
+    let added = a.exit.as_ref().and_then(|exit| exit.detail.clone()).filter(|text| !known.contains(text));
+    let detail =
+        [Some(known).filter(|text| !text.is_empty()), added].into_iter().flatten().collect::<Vec<_>>();
     v1::AttemptView {
         generation: a.generation.0,
         node_id: a.node.0,
@@ -101,7 +105,7 @@ fn attempt(c: &Cluster, task: &Task, a: &Attempt, now: Timestamp) -> v1::Attempt
         stopped_ms: a.stopped_at.map(|at| at.0),
         ended_ms: a.ended_at.map(|at| at.0),
         end: a.end.as_ref().map(|end| end.name().to_owned()).unwrap_or_default(),
-        detail,
+        detail: detail.join("; "),
         resumed_step: a.resumed.as_ref().and_then(|from| from.step),
         last_step: a.progress.map(|p| p.step),
         committed_step: a.committed.as_ref().and_then(|committed| committed.step),

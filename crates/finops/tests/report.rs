@@ -281,7 +281,15 @@ impl History {
         );
         self.at(placed, Fact::AttemptPlaced { task, generation: Generation(generation), node });
         if let Ok(launched) = u64::try_from(launched) {
-            self.at(launched, Fact::NodeLaunched { node, instance: InstanceId(format!("i{node}")), quote });
+            self.at(
+                launched,
+                Fact::NodeLaunched {
+                    node,
+                    instance: InstanceId(format!("i{node}")),
+                    quote,
+                    billed_from: None,
+                },
+            );
             self.at(launched, Fact::NodeJoined { node });
         }
     }

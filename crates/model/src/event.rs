@@ -115,6 +115,9 @@ pub enum Fact {
         node: NodeId,
         instance: InstanceId,
         quote: Quote,
+        /// Where billing starts, as the cloud says; where this event is if it does not.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        billed_from: Option<Timestamp>,
     },
     /// The cloud refused; nothing is paid.
     NodeRefused {

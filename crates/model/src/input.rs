@@ -90,8 +90,15 @@ pub enum Input {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "answer")]
 pub enum LaunchAnswer {
-    Launched { instance: InstanceId, quote: Quote },
-    Refused { refusal: Refusal },
+    /// `launched_at` is the cloud's word: billing starts there.
+    Launched {
+        instance: InstanceId,
+        quote: Quote,
+        launched_at: Timestamp,
+    },
+    Refused {
+        refusal: Refusal,
+    },
 }
 
 /// One instance as the cloud lists it.
@@ -102,6 +109,7 @@ pub struct InstanceSeen {
     /// From the tag that we set at launch.
     pub node: Option<NodeId>,
     pub pool: Pool,
+    pub launched_at: Timestamp,
     pub gone: Option<GoneCause>,
     pub gone_at: Option<Timestamp>,
 }

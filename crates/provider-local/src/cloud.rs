@@ -149,8 +149,7 @@ impl Cloud {
     pub fn launch(self: &Arc<Self>, body: LaunchBody) -> Result<Launched, Refusal> {
         let mut inner = self.inner();
         if let Some(known) = inner.by_key.get(&body.key).and_then(|id| inner.nodes.get(id)) {
-            let record = &known.record;
-            return Ok(Launched { instance: record.seen.instance.clone(), quote: record.quote.clone() });
+            return Ok(known.record.launched());
         }
         let quote = self.may_launch(&mut inner, &body)?;
         let instance = new_instance_id(body.pool.cloud);
@@ -163,11 +162,12 @@ impl Cloud {
             launched_at: now(),
         };
         let cluster = body.tags.get(TAG_CLUSTER).cloned().unwrap_or_default();
-        let record = NodeRecord::new(seen, cluster, quote.clone(), body.expires_at);
+        let record = NodeRecord::new(seen, cluster, quote, body.expires_at);
+        let launched = record.launched();
         let start = Start::Boot { body: Box::new(body.clone()), wait: inner.boot };
         self.insert(&mut inner, record, start).map_err(|error| local_fault(&body.pool, &error))?;
         inner.publish(&self.latest, &instance);
-        Ok(Launched { instance, quote })
+        Ok(launched)
     }
 
     /// Every node of a cluster, with those that ended lately.

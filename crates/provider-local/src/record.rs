@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use spotq_model::{InstanceId, Quote, Timestamp};
-use spotq_provider::{GoneCause, Instance};
+use spotq_provider::{GoneCause, Instance, Launched};
 
 use crate::LocalError;
 use crate::metadata::Notice;
@@ -37,6 +37,13 @@ pub struct NodeRecord {
 }
 
 impl NodeRecord {
+    /// What its launch is answered with, however often it is asked.
+    #[must_use]
+    pub fn launched(&self) -> Launched {
+        let Instance { instance, launched_at, .. } = self.seen.clone();
+        Launched { instance, quote: self.quote.clone(), launched_at }
+    }
+
     #[must_use]
     pub fn new(seen: Instance, cluster: String, quote: Quote, expires_at: Timestamp) -> Self {
         NodeRecord {

@@ -57,6 +57,13 @@ struct FakeNode {
     quote: Quote,
 }
 
+impl FakeNode {
+    fn launched(&self) -> Launched {
+        let Instance { instance, launched_at, .. } = self.seen.clone();
+        Launched { instance, quote: self.quote.clone(), launched_at }
+    }
+}
+
 impl FakeProvider {
     /// A cloud that sells the given offers.
     #[must_use]
@@ -173,7 +180,7 @@ impl FakeProvider {
     fn launch_now(&self, request: &LaunchRequest) -> Result<Launched, Refusal> {
         let mut state = self.lock();
         if let Some(known) = state.by_key.get(&request.key).and_then(|id| state.nodes.get(id)) {
-            return Ok(Launched { instance: known.seen.instance.clone(), quote: known.quote.clone() });
+            return Ok(known.launched());
         }
         let scope = Scope::Pool { pool: request.pool.clone() };
         let Some(quote) = state.offers.iter().find(|o| o.pool == request.pool).map(|o| o.quote.clone())
@@ -191,14 +198,16 @@ impl FakeProvider {
             launched_at: now(),
         };
         let cluster = request.tags.get(TAG_CLUSTER).cloned().unwrap_or_default();
-        state.nodes.insert(instance.clone(), FakeNode { seen, cluster, quote: quote.clone() });
+        let node = FakeNode { seen, cluster, quote };
+        let launched = node.launched();
+        state.nodes.insert(instance.clone(), node);
         state.by_key.insert(request.key.clone(), instance.clone());
         if !state.hold_boots {
             state.advance(&self.changes, &instance, InstanceState::Running);
         }
         drop(state);
         self.end_later(&instance, GoneCause::Expired, request.expires_at.since(now()).as_duration());
-        Ok(Launched { instance, quote })
+        Ok(launched)
     }
 }
 

@@ -53,6 +53,8 @@ pub struct Launched {
     pub instance: InstanceId,
     /// The price at which it was launched.
     pub quote: Quote,
+    /// Billing starts here.
+    pub launched_at: Timestamp,
 }
 
 /// Text that never prints: neither `Debug` nor serialization shows it.

@@ -17,7 +17,9 @@ use crate::state::{Cluster, Drill, Node, NodeState, NoticeSeen, Phase};
 )]
 pub(super) fn apply_node(c: &mut Cluster, at: Timestamp, fact: &Fact) -> Applied {
     match fact {
-        Fact::NodeLaunched { node, instance, quote } => launched(c, at, *node, instance, quote),
+        Fact::NodeLaunched { node, instance, quote, billed_from } => {
+            launched(c, at, *node, instance, quote, *billed_from)
+        }
         Fact::NodeRefused { node, kind, message } => {
             let id = *node;
             let node = released(not_launched(c, id)?)?;
@@ -140,13 +142,22 @@ pub(super) fn adopt_orphan(
     Ok(())
 }
 
-fn launched(c: &mut Cluster, at: Timestamp, id: NodeId, instance: &InstanceId, quote: &Quote) -> Applied {
+fn launched(
+    c: &mut Cluster,
+    at: Timestamp,
+    id: NodeId,
+    instance: &InstanceId,
+    quote: &Quote,
+    billed_from: Option<Timestamp>,
+) -> Applied {
     let node = not_launched(c, id)?;
     node.instance = Some(instance.clone());
     node.launched_at = Some(at);
     node.quote = quote.clone();
     let holder = node.holder;
-    node.ledger.open(at, quote.clone(), holder);
+    // The cloud's clock is not ours: what it made it made between our asking and its answer.
+    let start = billed_from.map_or(at, |from| from.clamp(node.requested_at.min(at), at));
+    node.ledger.open(start, quote.clone(), holder);
     // One that became unneeded meanwhile stays on its way out.
     node.state = node.state.max(NodeState::Booting);
     Ok(())
@@ -156,7 +167,7 @@ fn gone(c: &mut Cluster, at: Timestamp, id: NodeId, cause: GoneCause, ended_at: 
     let alive = [NodeState::Requested, NodeState::Booting, NodeState::Ready, NodeState::Ending];
     let node = released(node_in(c, id, &alive)?)?;
     // The cloud may know the end better than the moment we hear of it, but it cannot lie in the future.
-    node.ledger.close(ended_at.min(at));
+    node.ledger.end(ended_at.min(at));
     node.state = NodeState::Gone;
     node.gone_at = Some(at);
     node.gone = Some(cause);

@@ -23,9 +23,12 @@ pub(super) fn launch_answered(c: &Cluster, now: Timestamp, id: NodeId, answer: &
         return Vec::new();
     }
     match answer {
-        LaunchAnswer::Launched { instance, quote } => {
-            vec![Fact::NodeLaunched { node: id, instance: instance.clone(), quote: quote.clone() }]
-        }
+        LaunchAnswer::Launched { instance, quote, launched_at } => vec![Fact::NodeLaunched {
+            node: id,
+            instance: instance.clone(),
+            quote: quote.clone(),
+            billed_from: Some(*launched_at),
+        }],
         LaunchAnswer::Refused { refusal } => refused(c, now, node, refusal),
     }
 }
@@ -205,6 +208,7 @@ fn unanswered(p: &Policies, asked_at: Timestamp, node: &Node, instances: &[Insta
             node: node.id,
             instance: found.instance.clone(),
             quote: node.quote.clone(),
+            billed_from: Some(found.launched_at),
         }),
         None if asked_at.since(node.requested_at) > p.list_lag => Some(Fact::NodeRefused {
             node: node.id,

@@ -26,8 +26,8 @@ pub struct Checked {
 /// What a node costs, told by its events alone.
 #[derive(Debug, Default)]
 struct Bill {
-    closed: Usd,
-    open: Option<(Timestamp, UsdPerHour)>,
+    /// From each moment on, what an hour costs; nothing while there is no instance.
+    prices: Vec<(Timestamp, Option<UsdPerHour>)>,
 }
 
 impl Checked {
@@ -142,15 +142,20 @@ impl Checked {
         self.watch_task(at, &event.fact);
         self.watch_checkpoints(&event.fact);
         match &event.fact {
-            Fact::NodeLaunched { node, quote, .. } => self.cut(at, *node, Some(quote.price)),
+            Fact::NodeLaunched { node, quote, billed_from, .. } => {
+                let asked = self.cluster.nodes[node].requested_at;
+                let start = billed_from.map_or(at, |from| from.max(asked).min(at));
+                self.cut(start, *node, Some(quote.price));
+            }
             Fact::NodeRepriced { node, quote } => self.cut(at, *node, Some(quote.price)),
             Fact::NodeOrphaned { node, .. } => {
                 let price = self.cluster.nodes[node].quote.price;
                 self.cut(at, *node, Some(price));
             }
             Fact::AttemptPlaced { node, .. } => {
-                if let Some((_, price)) = self.bills.get(node).and_then(|bill| bill.open) {
-                    self.cut(at, *node, Some(price));
+                let price = self.bills.get(node).and_then(|bill| bill.prices.last()?.1);
+                if price.is_some() {
+                    self.cut(at, *node, price);
                 }
             }
             Fact::NodeGone { node, ended_at, .. } => self.cut(at.min(*ended_at), *node, None),
@@ -160,8 +165,9 @@ impl Checked {
 
     fn cut(&mut self, at: Timestamp, node: NodeId, price: Option<UsdPerHour>) {
         let bill = self.bills.entry(node).or_default();
-        bill.closed = bill.at(at);
-        bill.open = price.map(|price| (at, price));
+        // An end that is heard of late takes back what was thought to come after it.
+        bill.prices.retain(|(from, _)| *from < at);
+        bill.prices.push((at, price));
     }
 
     fn watch_task(&mut self, at: Timestamp, fact: &Fact) {
@@ -207,9 +213,11 @@ impl Checked {
 }
 
 impl Bill {
-    /// An end before the last cut is not known soon enough to give the time back.
+    /// What is to be paid up to `now`.
     fn at(&self, now: Timestamp) -> Usd {
-        self.closed + self.open.map_or(Usd::ZERO, |(since, price)| price.cost(now.since(since)))
+        let ends = self.prices.iter().skip(1).map(|(from, _)| *from).chain([now]);
+        let pieces = self.prices.iter().zip(ends);
+        pieces.filter_map(|((from, price), end)| Some(price.as_ref()?.cost(end.since(*from)))).sum()
     }
 }
 

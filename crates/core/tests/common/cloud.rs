@@ -10,20 +10,29 @@ pub struct Cloud {
 }
 
 impl Cloud {
-    pub fn launch(&mut self, key: &EffectKey, node: Option<NodeId>, pool: &Pool) -> InstanceId {
+    /// Its clock is not the scheduler's: what it says about `now` may be before it was asked.
+    pub fn launch(
+        &mut self,
+        now: Timestamp,
+        key: &EffectKey,
+        node: Option<NodeId>,
+        pool: &Pool,
+    ) -> InstanceSeen {
         if let Some(known) = self.instances.iter().find(|i| i.key == *key) {
-            return known.instance.clone();
+            return known.clone();
         }
-        let instance = InstanceId(format!("i-{}", self.instances.len() + 1));
-        self.instances.push(InstanceSeen {
-            instance: instance.clone(),
+        let number = self.instances.len() as u64 + 1;
+        let made = InstanceSeen {
+            instance: InstanceId(format!("i-{number}")),
             key: key.clone(),
             node,
             pool: pool.clone(),
+            launched_at: Timestamp((now.0 + number % 2 * 100).saturating_sub(number * 700 % 3000)),
             gone: None,
             gone_at: None,
-        });
-        instance
+        };
+        self.instances.push(made.clone());
+        made
     }
 
     /// The first end is the one that counts.

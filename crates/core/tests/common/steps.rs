@@ -6,9 +6,9 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use spotq_core::Task;
 use spotq_model::{
-    Checkpoint, Cloud as CloudName, EffectKey, Exit, Generation, GoneCause, Input, JobSpec, LaunchAnswer,
-    Market, PlacementPolicy, Progress, Quote, Refusal, RefusalKind, Report, Retry, Scope, Span, Timestamp,
-    Usd,
+    Checkpoint, Cloud as CloudName, EffectKey, Exit, Generation, GoneCause, Input, InstanceSeen, JobSpec,
+    LaunchAnswer, Market, PlacementPolicy, Progress, Quote, Refusal, RefusalKind, Report, Retry, Scope, Span,
+    Timestamp, Usd,
 };
 use spotq_testkit::job;
 
@@ -258,9 +258,10 @@ impl World {
         let quote = Quote { as_of: self.clock, ..self.core.cluster.nodes[&node].quote.clone() };
         match how {
             Answer::Launched | Answer::Doubled => {
-                let instance = self.cloud.launch(&key, Some(node), &pool);
-                let answer =
-                    Input::LaunchAnswered { node, answer: LaunchAnswer::Launched { instance, quote } };
+                let InstanceSeen { instance, launched_at, .. } =
+                    self.cloud.launch(self.clock, &key, Some(node), &pool);
+                let answer = LaunchAnswer::Launched { instance, quote, launched_at };
+                let answer = Input::LaunchAnswered { node, answer };
                 self.feed(&answer);
                 if matches!(how, Answer::Doubled) {
                     self.feed_in_vain(&answer, "INV-04: a launch was answered twice");
@@ -274,7 +275,7 @@ impl World {
                 self.feed(&answer);
                 self.feed_in_vain(&answer, "INV-04: a launch was refused twice");
             }
-            Answer::Lost => drop(self.cloud.launch(&key, Some(node), &pool)),
+            Answer::Lost => drop(self.cloud.launch(self.clock, &key, Some(node), &pool)),
         }
     }
 
@@ -282,7 +283,7 @@ impl World {
         if stranger {
             let n = self.cloud.instances.len();
             let pool = self.offers[n % self.offers.len()].pool.clone();
-            self.cloud.launch(&EffectKey(format!("stranger-{n}")), None, &pool);
+            self.cloud.launch(self.clock, &EffectKey(format!("stranger-{n}")), None, &pool);
         }
         let new = (self.clock, self.cloud.instances.clone());
         let (asked_at, mut instances) = if old { self.old_list.clone() } else { new.clone() };

@@ -110,11 +110,12 @@ impl World {
     pub fn serve(&mut self, effect: Effect) {
         match effect {
             Effect::Launch { node, key, pool, .. } => {
-                let instance = self.cloud.launch(&key, Some(node), &pool);
+                let InstanceSeen { instance, launched_at, .. } =
+                    self.cloud.launch(self.clock, &key, Some(node), &pool);
                 let quote = self.core.cluster.nodes[&node].quote.clone();
                 self.feed(&Input::LaunchAnswered {
                     node,
-                    answer: LaunchAnswer::Launched { instance, quote },
+                    answer: LaunchAnswer::Launched { instance, quote, launched_at },
                 });
             }
             Effect::Terminate { instance, .. } => {

@@ -55,7 +55,11 @@ async fn everything_that_comes_twice_counts_once() {
     let (id, mut worker, grant) = served.running("a").await;
     let node = served.cluster().await.nodes[&NodeId(1)].clone();
     let instance = node.instance.clone().unwrap();
-    let answer = LaunchAnswer::Launched { instance: instance.clone(), quote: node.quote.clone() };
+    let answer = LaunchAnswer::Launched {
+        instance: instance.clone(),
+        quote: node.quote.clone(),
+        launched_at: spotq_model::Timestamp(0),
+    };
     for _ in 0..2 {
         let input = Input::LaunchAnswered { node: NodeId(1), answer: answer.clone() };
         served.engine.handle.command(input).await.unwrap();

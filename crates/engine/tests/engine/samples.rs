@@ -48,7 +48,7 @@ pub fn kind(fact: &Fact) -> usize {
 
 /// One of every kind, and one of every value that an event can hold.
 pub fn samples() -> Vec<Event> {
-    let facts = task_facts().into_iter().chain(node_facts()).chain(value_facts());
+    let facts = task_facts().into_iter().chain(node_facts()).chain(value_facts()).chain(later_facts());
     (1..).zip(facts).map(|(at, fact)| Event { at: Timestamp(at), fact }).collect()
 }
 
@@ -145,7 +145,7 @@ fn node_facts() -> Vec<Fact> {
             quote: quote(),
             expires_at: Timestamp(100),
         },
-        Fact::NodeLaunched { node, instance: instance.clone(), quote: quote() },
+        Fact::NodeLaunched { node, instance: instance.clone(), quote: quote(), billed_from: None },
         Fact::NodeRefused { node, kind: RefusalKind::InsufficientCapacity, message: "full".into() },
         Fact::NodeJoined { node },
         Fact::NodeNoticed { node, deadline: Timestamp(30), source: "gcp:preempted".into() },
@@ -163,6 +163,12 @@ fn node_facts() -> Vec<Fact> {
             message: "slow down".into(),
         },
     ]
+}
+
+/// What came later. Its lines stand at the end of the golden file.
+fn later_facts() -> Vec<Fact> {
+    let instance = InstanceId("i-1".into());
+    vec![Fact::NodeLaunched { node: NODE, instance, quote: quote(), billed_from: Some(Timestamp(7)) }]
 }
 
 fn value_facts() -> Vec<Fact> {

@@ -10,6 +10,8 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 
+use v1::report::What;
+
 use crate::common::worker::{committed, exited, progress};
 use crate::common::{DEADLINE, Served, World, phase};
 
@@ -53,6 +55,22 @@ async fn a_watched_job_is_shown_now_on_changes_and_a_last_time() {
     assert!(last.started_ms >= Some(last.submitted_ms) && last.ended_ms >= last.started_ms);
     let again = jobs.watch(request(id)).await.unwrap().into_inner().message().await.unwrap().unwrap();
     assert_eq!(again.outcome.as_deref(), Some("completed"), "a done job is shown at once, too");
+}
+
+#[tokio::test]
+async fn what_the_worker_had_to_add_to_an_end_is_shown_with_it() {
+    let world = World::new("view-detail");
+    let served = world.start().await;
+    let (id, mut worker, grant) = served.running("a").await;
+    let What::Finished(failed) = exited(3) else { unreachable!("it is a finish") };
+    let added = "the last checkpoint was not uploaded";
+    worker
+        .report(grant, What::Finished(v1::Finished { detail: Some(added.into()), ..failed }))
+        .await
+        .unwrap();
+    served.until("the end of the job", |c| phase(c, id) == "done").await;
+    let view = served.jobs().await.get(request(id)).await.unwrap().into_inner();
+    assert_eq!(view.attempts[0].detail, format!("exit code 3; {added}"));
 }
 
 #[tokio::test]
