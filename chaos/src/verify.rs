@@ -206,6 +206,8 @@ fn books(system: &System, books: &mut Books) -> Violations {
 #[derive(Debug)]
 struct History {
     cluster: Cluster,
+    /// From when on a node is billed: what the cloud said of its launch, no earlier than it was asked for.
+    billed_from: BTreeMap<NodeId, u64>,
     /// When a node ended, as the cloud said, and when that was heard.
     ended: BTreeMap<NodeId, (u64, u64)>,
     violations: Vec<String>,
@@ -213,7 +215,7 @@ struct History {
 
 fn replay(events: &[v1::EventLine]) -> anyhow::Result<History> {
     let mut cluster = Cluster::default();
-    let mut ended = BTreeMap::new();
+    let (mut billed_from, mut ended) = (BTreeMap::new(), BTreeMap::new());
     let mut broken: BTreeMap<&'static str, Vec<String>> = BTreeMap::new();
     let mut done = BTreeMap::new();
     let mut keys = BTreeSet::new();
@@ -224,6 +226,11 @@ fn replay(events: &[v1::EventLine]) -> anyhow::Result<History> {
         }
         let record: EventRecord = serde_json::from_str(&line.json).context("an event of the history")?;
         apply(&mut cluster, &record.event).context("the history does not replay")?;
+        if let Fact::NodeLaunched { node, billed_from: told, .. } = &record.event.fact {
+            let (asked, heard) = (cluster.nodes[node].requested_at, record.event.at);
+            let from = told.map_or(heard, |told| told.max(asked).min(heard));
+            billed_from.insert(*node, from.0);
+        }
         if let Fact::NodeGone { node, ended_at, .. } = &record.event.fact {
             ended.insert(*node, (ended_at.0, record.event.at.0));
         }
@@ -248,7 +255,7 @@ fn replay(events: &[v1::EventLine]) -> anyhow::Result<History> {
         let more = (count > TOLD_OF_A_KIND).then(|| format!("{id}: {} more", count - TOLD_OF_A_KIND));
         texts.into_iter().take(TOLD_OF_A_KIND).map(move |text| format!("{id}: {text}")).chain(more)
     });
-    Ok(History { cluster, ended, violations: told.collect() })
+    Ok(History { cluster, billed_from, ended, violations: told.collect() })
 }
 
 fn count(cluster: &Cluster, report: &v1::ReportReply, books: &mut Books) {
@@ -277,9 +284,10 @@ fn segments(history: &History, report: &v1::ReportReply) -> Vec<String> {
     let mut violations = Vec::new();
     for node in history.cluster.nodes.values() {
         let Some(launched) = node.launched_at else { continue };
+        let from = history.billed_from.get(&node.id).copied().unwrap_or(launched.0);
         let mut segments = by_node.remove(&node.id.0).unwrap_or_default();
         segments.sort_by_key(|segment| segment.start_ms);
-        if let Some(wrong) = not_contiguous(&segments, launched.0, history.ended.get(&node.id)) {
+        if let Some(wrong) = not_contiguous(&segments, from, history.ended.get(&node.id)) {
             violations.push(format!("INV-09: node {}: {wrong}", node.id));
         }
     }
@@ -298,8 +306,7 @@ fn segments(history: &History, report: &v1::ReportReply) -> Vec<String> {
     violations
 }
 
-/// What is wrong with the segments of one node, in order. `end` is when it ended, and when that was heard: a new price in
-/// between moves the end of its ledger.
+/// What is wrong with the segments of one node, in order. `end` is when it ended, and when that was heard.
 fn not_contiguous(segments: &[&v1::SegmentView], launched: u64, end: Option<&(u64, u64)>) -> Option<String> {
     let Some((ended, heard)) = end else { return Some("it never ended".into()) };
     if let Some(open) = segments.iter().find(|segment| segment.end_ms.is_none()) {
@@ -314,7 +321,7 @@ fn not_contiguous(segments: &[&v1::SegmentView], launched: u64, end: Option<&(u6
     // Nothing is billed for a node that ended within the millisecond of its launch.
     let from = segments.first().map_or(launched, |first| first.start_ms);
     let to = segments.last().and_then(|last| last.end_ms).unwrap_or(launched);
-    let whole = from == launched && to >= *ended.min(heard).max(&launched) && to <= *heard;
+    let whole = from == launched && to == *ended.min(heard).max(&launched);
     (!whole).then(|| {
         format!(
             "its segments reach from {from} to {to}, it lived from {launched} to {ended} (heard at {heard})"
@@ -354,8 +361,8 @@ mod tests {
     fn segments_that_reach_from_launch_to_end_are_right() {
         let whole = [segment(10, Some(20)), segment(20, Some(35))];
         assert_eq!(wrong(&whole, 10, Some((35, 40))), None);
-        // A price that changed between the end and its news.
-        assert_eq!(wrong(&whole, 10, Some((30, 40))), None);
+        assert_eq!(wrong(&whole, 10, Some((50, 35))), None, "a cloud whose clock is ahead");
+        assert!(wrong(&whole, 10, Some((30, 40))).is_some(), "what came after the end is not paid for");
         assert_eq!(wrong(&[], 10, Some((10, 10))), None);
     }
 
@@ -367,7 +374,7 @@ mod tests {
         assert!(wrong(&[segment(10, None)], 10, end).is_some());
         assert!(wrong(&[segment(11, Some(35))], 10, end).is_some(), "begins late");
         assert!(wrong(&[segment(10, Some(34))], 10, end).is_some(), "ends early");
-        assert!(wrong(&[segment(10, Some(41))], 10, end).is_some(), "ends after it was heard");
+        assert!(wrong(&[segment(10, Some(36))], 10, end).is_some(), "ends late");
         assert!(wrong(&[segment(10, Some(35))], 10, None).is_some(), "a node without an end");
         assert!(wrong(&[], 10, end).is_some(), "nothing is billed for 25 ms");
     }
