@@ -4,14 +4,15 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::Write as _;
 use std::net::SocketAddr;
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Parser as _;
-use spotq_engine::{ClusterSecret, EngineConfig, Running};
+use spotq_engine::seal::Sealer;
+use spotq_engine::{CA_VARIABLE, ClusterSecret, EngineConfig, Running, Security};
 use spotq_provider_local::LocalCloud;
 use spotq_store_sled::{SledOptions, SledStore};
 use tokio::net::TcpListener;
@@ -29,6 +30,10 @@ const STORE_VARIABLES: &str = "AWS_";
 /// The whole daemon. `args` begins with the program's name.
 #[must_use]
 pub fn daemon_main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let args: Vec<OsString> = args.into_iter().collect();
+    if crate::manage::is_meant(&args) {
+        return crate::manage::main(args);
+    }
     let args = match DaemonArgs::try_parse_from(args) {
         Ok(args) => args,
         Err(error) => {
@@ -55,8 +60,10 @@ pub async fn run(args: DaemonArgs) -> Result<(), DaemonError> {
         return Err(DaemonError::Config(text.into()));
     }
     let data = data_dir(&args.data)?;
-    let secret = secret(&data)?;
-    let listener = listen(&args.listen).await?;
+    let sealer = Sealer::open(&data).map_err(|error| data_error(&data, &error))?;
+    let secret = crate::secrets::cluster_secret(&data, &sealer)?;
+    let security = security(&data, &ClusterSecret::new(secret), sealer)?;
+    let listener = listen(&args.listen, security.as_deref()).await?;
     let address = listener.local_addr().map_err(|e| listen_error(&args.listen, &e))?;
     let store = open_store(data.join("store")).await?;
     let exe = std::env::current_exe().map_err(|e| DaemonError::Running(format!("find this program: {e}")))?;
@@ -75,8 +82,8 @@ pub async fn run(args: DaemonArgs) -> Result<(), DaemonError> {
             .map_or_else(|| directory_url(&data.join("checkpoints")), Ok)?,
         data_dir: data.clone(),
         secret: ClusterSecret::new(secret),
-        server_url: format!("http://{address}"),
-        worker_env: store_variables(),
+        server_url: server_url(address, security.is_some()),
+        worker_env: worker_variables(security.as_deref()),
         poll_every: LOCAL_POLL,
         heartbeat: LOCAL_HEARTBEAT,
         dead_man: DEAD_MAN,
@@ -84,17 +91,38 @@ pub async fn run(args: DaemonArgs) -> Result<(), DaemonError> {
     };
     let mut engine = spotq_engine::start(engine).await.map_err(|e| data_error(&data, &e))?;
     announce(address);
-    let ended = serve(&mut engine, listener).await;
+    let ended = serve(&mut engine, listener, security).await;
     farewell(engine, &cloud).await;
     ended
 }
 
 /// Serves until a signal, or until the store fails.
-async fn serve(engine: &mut Running, listener: TcpListener) -> Result<(), DaemonError> {
+async fn serve(
+    engine: &mut Running,
+    listener: TcpListener,
+    security: Option<Arc<Security>>,
+) -> Result<(), DaemonError> {
     let mut term = signal(SignalKind::terminate()).map_err(|e| DaemonError::Running(e.to_string()))?;
     let mut int = signal(SignalKind::interrupt()).map_err(|e| DaemonError::Running(e.to_string()))?;
-    let server = tokio::spawn(spotq_engine::serve(engine, listener, std::future::pending()));
+    let mut hup = signal(SignalKind::hangup()).map_err(|e| DaemonError::Running(e.to_string()))?;
+    let reloads = security.clone();
+    let reload = async move {
+        while hup.recv().await.is_some() {
+            if let Some(Err(error)) = reloads.as_ref().map(|security| security.reload()) {
+                tracing::error!(%error, "users and certificates stay as they were");
+            }
+        }
+        std::future::pending::<()>().await;
+    };
+    let server = match security {
+        Some(security) => {
+            let forever = std::future::pending();
+            tokio::spawn(spotq_engine::serve_secured(engine, listener, security, forever))
+        }
+        None => tokio::spawn(spotq_engine::serve(engine, listener, std::future::pending())),
+    };
     let ended = tokio::select! {
+        () = reload => Ok(()),
         _ = term.recv() => Ok(()),
         _ = int.recv() => Ok(()),
         failed = engine.failed() => match failed {
@@ -130,13 +158,40 @@ fn announce(address: SocketAddr) {
     let _ = writeln!(stdout, "listening on {address}").and_then(|()| stdout.flush());
 }
 
-async fn listen(address: &str) -> Result<TcpListener, DaemonError> {
+/// Without identities only loopback is served; with them, only what the certificate is for.
+async fn listen(address: &str, security: Option<&Security>) -> Result<TcpListener, DaemonError> {
     let resolved: Vec<SocketAddr> =
         tokio::net::lookup_host(address).await.map_err(|e| listen_error(address, &e))?.collect();
-    if let Some(address) = resolved.iter().copied().find(|a| !a.ip().is_loopback()) {
+    let beyond = resolved.iter().copied().find(|a| !a.ip().is_loopback());
+    if let (Some(address), None) = (beyond, security) {
         return Err(DaemonError::NotLoopback { address });
     }
     TcpListener::bind(resolved.as_slice()).await.map_err(|e| listen_error(address, &e))
+}
+
+/// Identities and certificates, if `spotqd init` has made them.
+fn security(
+    data: &Path,
+    secret: &ClusterSecret,
+    sealer: Sealer,
+) -> Result<Option<Arc<Security>>, DaemonError> {
+    let made = Security::directory(data).try_exists().map_err(|error| data_error(data, &error))?;
+    if !made {
+        return Ok(None);
+    }
+    let security = Security::open(data, secret, sealer).map_err(|error| data_error(data, &error))?;
+    Ok(Some(Arc::new(security)))
+}
+
+/// How workers of this machine reach us.
+fn server_url(address: SocketAddr, secured: bool) -> String {
+    let scheme = if secured { "https" } else { "http" };
+    let ip = match address.ip() {
+        ip if !ip.is_unspecified() => ip,
+        std::net::IpAddr::V4(_) => std::net::Ipv4Addr::LOCALHOST.into(),
+        std::net::IpAddr::V6(_) => std::net::Ipv6Addr::LOCALHOST.into(),
+    };
+    format!("{scheme}://{}", SocketAddr::new(ip, address.port()))
 }
 
 fn listen_error(address: &str, error: &std::io::Error) -> DaemonError {
@@ -151,7 +206,7 @@ fn listen_error(address: &str, error: &std::io::Error) -> DaemonError {
     DaemonError::Listen { address: address.to_owned(), detail }
 }
 
-fn data_dir(path: &Path) -> Result<PathBuf, DaemonError> {
+pub(crate) fn data_dir(path: &Path) -> Result<PathBuf, DaemonError> {
     // Jobs' outputs and checkpoints are their owner's alone. A directory that is there already stays as it is.
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
     made.and_then(|()| path.canonicalize()).map_err(|error| {
@@ -165,38 +220,6 @@ fn data_dir(path: &Path) -> Result<PathBuf, DaemonError> {
         };
         DaemonError::Data { path: path.to_owned(), detail: hint }
     })
-}
-
-/// The cluster's secret, made on the first start; readable by its owner alone.
-fn secret(data: &Path) -> Result<[u8; 32], DaemonError> {
-    let path = data.join("secret");
-    let fail = |detail: String| DaemonError::Data { path: path.clone(), detail };
-    match std::fs::read(&path) {
-        Ok(bytes) => bytes.try_into().map_err(|bytes: Vec<u8>| {
-            fail(format!("has {} bytes, expected 32; restore it from a backup", bytes.len()))
-        }),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            let (a, b) = (uuid::Uuid::new_v4(), uuid::Uuid::new_v4());
-            // Each has 122 random bits from the system; hashed, they are an even 256-bit key.
-            let secret = *blake3::hash(&[*a.as_bytes(), *b.as_bytes()].concat()).as_bytes();
-            let temporary = data.join("secret.new");
-            let write = || -> std::io::Result<()> {
-                let mut file = std::fs::OpenOptions::new()
-                    .create(true)
-                    .truncate(true)
-                    .write(true)
-                    .mode(0o600)
-                    .open(&temporary)?;
-                file.write_all(&secret)?;
-                file.sync_all()?;
-                std::fs::rename(&temporary, &path)?;
-                std::fs::File::open(data)?.sync_all()
-            };
-            write().map_err(|error| fail(error.to_string()))?;
-            Ok(secret)
-        }
-        Err(error) => Err(fail(error.to_string())),
-    }
 }
 
 /// Opening reads and checks everything, so it runs beside the runtime.
@@ -221,9 +244,11 @@ fn cluster_name(config: &Config, secret: &[u8; 32]) -> String {
     config.cluster.clone().unwrap_or_else(drawn)
 }
 
-fn store_variables() -> BTreeMap<String, String> {
+fn worker_variables(security: Option<&Security>) -> BTreeMap<String, String> {
     let ours = std::env::vars().filter(|(name, _)| name.starts_with(STORE_VARIABLES));
-    ours.map(|(name, value)| (format!("{}{name}", spotq_worker::STORE_PREFIX), value)).collect()
+    let store = ours.map(|(name, value)| (format!("{}{name}", spotq_worker::STORE_PREFIX), value));
+    let ca = security.map(|security| (CA_VARIABLE.to_owned(), security.ca_pem().to_string()));
+    store.chain(ca).collect()
 }
 
 pub(crate) fn start_logging() {
@@ -237,7 +262,7 @@ pub(crate) fn start_logging() {
 }
 
 #[expect(clippy::print_stderr, reason = "the last word of a daemon that cannot go on")]
-fn say(error: &DaemonError) -> ExitCode {
+pub(crate) fn say(error: &DaemonError) -> ExitCode {
     eprintln!("spotqd: {error}");
     ExitCode::from(error.exit_code())
 }

@@ -13,11 +13,13 @@ pub enum DaemonError {
     #[error("listen on {address}: {detail}")]
     Listen { address: String, detail: String },
     #[error(
-        "{address} is not a loopback address, and beyond loopback spotqd serves only with TLS, which this version does not have; listen on 127.0.0.1 and use an SSH tunnel"
+        "{address} is not a loopback address, and beyond loopback spotqd serves only with TLS; make certificates with `spotqd init --data DIR --name HOST`, or listen on 127.0.0.1"
     )]
     NotLoopback { address: SocketAddr },
     #[error("start the local cloud: {0}")]
     LocalCloud(#[from] spotq_provider_local::LocalError),
+    #[error("{0}")]
+    Manage(String),
     #[error("{0}")]
     Running(String),
 }
@@ -28,6 +30,7 @@ impl DaemonError {
         match self {
             DaemonError::Config(_) | DaemonError::NotLoopback { .. } => 78,
             DaemonError::Data { .. } | DaemonError::LocalCloud(_) => 73,
+            DaemonError::Manage(_) => 65,
             DaemonError::Listen { .. } => 69,
             DaemonError::Running(_) => 70,
         }

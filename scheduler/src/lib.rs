@@ -4,7 +4,9 @@ mod args;
 mod config;
 mod daemon;
 mod error;
+mod manage;
 mod names;
+mod secrets;
 mod yaml;
 
 /// Of every binary that links this crate. Jobs are many small pieces that are made on one thread and freed on another.

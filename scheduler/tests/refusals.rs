@@ -38,8 +38,8 @@ async fn a_port_in_use_is_named_as_such() {
 async fn an_address_that_is_none_or_not_here_is_refused() {
     let dir = TempDir::new("address");
     for (listen, code, parts) in [
-        ("0.0.0.0:0", 78, ["0.0.0.0:0", "loopback"]),
-        ("[::]:0", 78, ["[::]:0", "loopback"]),
+        ("0.0.0.0:0", 78, ["0.0.0.0:0", "spotqd init"]),
+        ("[::]:0", 78, ["[::]:0", "spotqd init"]),
         ("7470", 69, ["7470", "HOST:PORT"]),
         ("127.0.0.1:99999", 69, ["127.0.0.1:99999", "listen on"]),
         ("", 69, ["listen on", "HOST:PORT"]),
@@ -84,10 +84,28 @@ async fn a_secret_is_made_once_for_its_owner_alone() {
     let secret = args.data.join("secret");
     let first = std::fs::read(&secret).unwrap();
     let mode = |path: &std::path::Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
-    assert_eq!((first.len(), mode(&secret)), (32, 0o600));
+    assert!(first.starts_with(b"spotq-sealed"), "it is sealed");
+    assert_eq!((mode(&secret), mode(&args.data.join("master.key"))), (0o600, 0o600));
     assert_eq!(mode(&args.data), 0o700, "what jobs write is their owner's alone, too");
     refused(args).await;
     assert_eq!(std::fs::read(secret).unwrap(), first);
+}
+
+#[tokio::test]
+async fn a_secret_of_an_older_version_is_sealed_and_stays_the_same() {
+    let dir = TempDir::new("secret-old");
+    let secret = dir.write("data/secret", [7; 32]);
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let args = DaemonArgs { listen: taken.local_addr().unwrap().to_string(), ..args(dir.join("data")) };
+    refused(args.clone()).await;
+    let sealed = std::fs::read(&secret).unwrap();
+    assert!(!sealed.windows(32).any(|part| part == [7; 32]));
+    let sealer = spotq_engine::seal::Sealer::open(&args.data).unwrap();
+    assert_eq!(sealer.read(&secret).unwrap(), Ok(vec![7; 32]));
+    // With another key it is refused, and left alone.
+    std::fs::remove_file(args.data.join("master.key")).unwrap();
+    assert_says(&refused(args).await, 73, &["cannot be opened with this key", "SPOTQ_MASTER_KEY_FILE"]);
+    assert_eq!(std::fs::read(&secret).unwrap(), sealed);
 }
 
 #[tokio::test]

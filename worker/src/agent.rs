@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use spotq_checkpoint::JobKey;
 use spotq_model::{JobSpec, Span, Timestamp};
+use spotq_proto::tls::Trust;
 use spotq_proto::v1;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Notify, mpsc, watch};
@@ -17,8 +18,10 @@ use v1::report::What;
 use v1::scheduler_message::Kind;
 
 use crate::attempt::{self, Handle, Order, Setting, Told};
+use crate::bootstrap::{Bootstrap, CA_VARIABLE};
 use crate::environment::Places;
 use crate::error::WorkerError;
+use crate::identity::Identity;
 use crate::ids::{AttemptId, now};
 use crate::journal::Journal;
 use crate::notice::{self, CloudSays, WatchConfig};
@@ -51,7 +54,7 @@ pub struct Config {
     pub node: u64,
     pub instance: String,
     pub dir: PathBuf,
-    pub join_secret: String,
+    pub bootstrap: Bootstrap,
     pub watch: Option<WatchConfig>,
     pub quiet: Quiet,
     /// Processes are found without cgroups.
@@ -80,7 +83,7 @@ pub async fn run(config: Config) -> Result<Departure, WorkerError> {
     let (tell, mut told) = mpsc::channel(CHANNEL_MAX);
     let mut agent = Agent::open(config, tell).await?;
     let (line_tell, mut line) = mpsc::channel(CHANNEL_MAX);
-    let dialling = tokio::spawn(session::keep_open(endpoint, line_tell));
+    let dialling = tokio::spawn(session::keep_open(endpoint, agent.trust.subscribe(), line_tell));
     let mut cloud = agent.watch_cloud();
     let mut beat = tokio::time::interval(HEARTBEAT);
     beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -114,6 +117,11 @@ pub async fn run(config: Config) -> Result<Departure, WorkerError> {
 
 struct Agent {
     config: Config,
+    identity: Identity,
+    /// What the store's client gets, and no job.
+    given: Arc<BTreeMap<String, String>>,
+    /// Whom the next dial trusts.
+    trust: watch::Sender<Trust>,
     setting: Setting,
     outbox: Outbox,
     running: BTreeMap<AttemptId, Handle>,
@@ -135,11 +143,15 @@ struct Agent {
 }
 
 impl Agent {
-    async fn open(config: Config, told: mpsc::Sender<Told>) -> Result<Agent, WorkerError> {
+    async fn open(mut config: Config, told: mpsc::Sender<Told>) -> Result<Agent, WorkerError> {
         let attempts = config.dir.join("attempts");
         std::fs::create_dir_all(&attempts).map_err(|e| WorkerError::disk("make", &attempts, e))?;
         let (journal, recovered) = Journal::open(&config.dir)
             .map_err(|e| WorkerError::disk("open the journal in", &config.dir, e))?;
+        let ca_pem = config.bootstrap.env.remove(CA_VARIABLE);
+        let identity = Identity::open(&config.dir, ca_pem.as_deref())?;
+        let trust = watch::channel(trust(&identity)).0;
+        let given = Arc::new(std::mem::take(&mut config.bootstrap.env));
         let mark_prefix = mark_prefix(config.node, &config.dir);
         if let Some(problem) = tree::kill_leftovers(&mark_prefix).await {
             tracing::error!(problem, "the node is not clean");
@@ -172,6 +184,9 @@ impl Agent {
             leaving: false,
             abandoned: false,
             idle_since: None,
+            identity,
+            given,
+            trust,
             config,
         })
     }
@@ -192,10 +207,14 @@ impl Agent {
                 let hello = v1::Hello {
                     node_id: self.config.node,
                     instance_id: self.config.instance.clone(),
-                    join_secret: self.config.join_secret.clone(),
+                    join_secret: self.config.bootstrap.join_secret.clone(),
                     protocol_minor: spotq_proto::PROTOCOL_MINOR,
                     worker_version: env!("CARGO_PKG_VERSION").to_owned(),
                     held: self.outbox.held(),
+                    worker_key: self.identity.worker_key().to_owned(),
+                    identity: self.identity.token().to_owned(),
+                    // Wanted by no scheduler yet.
+                    cloud_proof: None,
                 };
                 // The channel is new: there is room.
                 let _ = out.try_send(message(v1::worker_message::Kind::Hello(hello)));
@@ -225,6 +244,7 @@ impl Agent {
                 self.welcomed = true;
                 self.heartbeat = millis(welcome.heartbeat_ms, HEARTBEAT);
                 self.dead_man = millis(welcome.dead_man_ms, DEAD_MAN);
+                welcome.identity.into_iter().for_each(|identity| self.renew(identity));
                 for ack in welcome.logs {
                     if let Some(id) = ack.grant.and_then(AttemptId::from_wire) {
                         self.outbox.log_restart(id, ack.offset);
@@ -239,11 +259,25 @@ impl Agent {
                 warn_of(noted, "note an acknowledgement");
             }
             Kind::LogAck(ack) => self.on_log_ack(ack),
+            Kind::Identity(identity) => self.renew(identity),
             Kind::Leave(leave) => {
                 tracing::info!(reason = leave.reason, "asked to leave");
                 self.leave(None);
             }
         }
+    }
+
+    fn renew(&mut self, given: v1::Identity) {
+        if let Err(error) = self.identity.renew(given) {
+            // What this process has in memory is the newest all the same.
+            tracing::error!(%error, "the identity cannot be written; is the node's disk full?");
+        }
+        let trust = trust(&self.identity);
+        self.trust.send_if_modified(|current| {
+            let changed = current.ca_pem != trust.ca_pem;
+            *current = trust;
+            changed
+        });
     }
 
     fn on_log_ack(&mut self, ack: v1::LogAck) {
@@ -288,7 +322,7 @@ impl Agent {
             self.report(id, words::lost(detail));
             return;
         }
-        match order(id, grant) {
+        match order(id, grant, self.given.clone()) {
             Ok(order) => {
                 let handle = attempt::begin(self.setting.clone(), order, self.told.clone());
                 if let Some((deadline, source)) = self.notice.clone() {
@@ -441,7 +475,7 @@ async fn room(out: Option<mpsc::Sender<v1::WorkerMessage>>) {
     }
 }
 
-fn order(id: AttemptId, grant: v1::GrantTask) -> Result<Order, String> {
+fn order(id: AttemptId, grant: v1::GrantTask, given: Arc<BTreeMap<String, String>>) -> Result<Order, String> {
     let spec = grant.spec.ok_or("the grant has no job; are scheduler and worker of one version?")?;
     let spec = JobSpec::try_from(spec).map_err(|e| format!("the job is not understood: {e}"))?;
     let key: [u8; 32] = grant
@@ -449,7 +483,8 @@ fn order(id: AttemptId, grant: v1::GrantTask) -> Result<Order, String> {
         .as_slice()
         .try_into()
         .map_err(|_| "the grant's checkpoint key has not 32 bytes")?;
-    let store = StoreAddress { url: grant.checkpoint_url, key: JobKey(key), newest_step: grant.newest_step };
+    let store =
+        StoreAddress { url: grant.checkpoint_url, key: JobKey(key), newest_step: grant.newest_step, given };
     Ok(Order { id, spec, store })
 }
 
@@ -459,6 +494,10 @@ fn mark_prefix(node: u64, dir: &std::path::Path) -> String {
     let mut hasher = crate::saves::Fnv::default();
     std::hash::Hash::hash(dir, &mut hasher);
     format!("{node}.{:016x}-", std::hash::Hasher::finish(&hasher))
+}
+
+fn trust(identity: &Identity) -> Trust {
+    Trust { ca_pem: identity.ca_pem().to_owned(), identity_pem: None }
 }
 
 fn message(kind: v1::worker_message::Kind) -> v1::WorkerMessage {
@@ -495,7 +534,7 @@ mod tests {
             node: 1,
             instance: "i".to_owned(),
             dir: dir.path().to_owned(),
-            join_secret: String::new(),
+            bootstrap: Bootstrap::default(),
             watch: None,
             quiet: Quiet::default(),
             no_cgroups: false,

@@ -6,6 +6,7 @@ use clap::Parser;
 use spotq_model::{Cloud, Span};
 
 use crate::agent::Config;
+use crate::bootstrap::Bootstrap;
 use crate::environment::JOIN_SECRET;
 use crate::error::WorkerError;
 use crate::notice::WatchConfig;
@@ -13,7 +14,7 @@ use crate::saves::Quiet;
 
 /// The agent on a node: runs what the scheduler grants, watches for notices, saves, reports.
 ///
-/// Started by whoever launches the node. The join secret comes in the environment variable SPOTQ_JOIN_SECRET.
+/// Started by whoever launches the node, who hands over the join secret with --bootstrap.
 #[derive(Debug, Parser)]
 #[command(name = "spotq-worker", version)]
 pub struct Args {
@@ -29,6 +30,9 @@ pub struct Args {
     /// Directory for everything that the worker writes
     #[arg(long)]
     dir: PathBuf,
+    /// Secrets as JSON, {"join_secret": "…", "env": {…}}: a file, which is removed once read, or `-` for standard input
+    #[arg(long, value_name = "FILE")]
+    bootstrap: Option<PathBuf>,
     /// Whose metadata service to watch for notices: aws, gcp or azure
     #[arg(long)]
     cloud: Option<Cloud>,
@@ -62,6 +66,13 @@ impl Args {
         std::fs::create_dir_all(&self.dir).map_err(|e| WorkerError::disk("make", &self.dir, e))?;
         // Children have another working directory.
         let dir = self.dir.canonicalize().map_err(|e| WorkerError::disk("open", &self.dir, e))?;
+        let mut bootstrap = match &self.bootstrap {
+            Some(from) => Bootstrap::take(from)?,
+            None => Bootstrap::default(),
+        };
+        if bootstrap.join_secret.is_empty() {
+            bootstrap.join_secret = std::env::var(JOIN_SECRET).unwrap_or_default();
+        }
         let watch = self.cloud.map(|cloud| {
             let mut watch = WatchConfig::new(cloud, self.metadata.as_deref(), &self.instance);
             if let Some(poll) = self.poll {
@@ -82,7 +93,7 @@ impl Args {
             node: self.node,
             instance: self.instance,
             dir,
-            join_secret: std::env::var(JOIN_SECRET).unwrap_or_default(),
+            bootstrap,
             watch,
             quiet,
             no_cgroups: self.no_cgroups,

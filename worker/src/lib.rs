@@ -7,9 +7,13 @@
 mod agent;
 mod args;
 mod attempt;
+mod bootstrap;
 mod cgroup;
 mod environment;
 mod error;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
+mod identity;
 mod ids;
 mod journal;
 mod logs;

@@ -4,9 +4,10 @@
 
 use std::time::Duration;
 
+use spotq_proto::tls::{self, Trust};
 use spotq_proto::v1;
 use spotq_proto::v1::workers_client::WorkersClient;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Code;
 use tonic::transport::{Channel, Endpoint};
@@ -39,7 +40,7 @@ pub enum Line {
 /// It is no address; the text says what is expected.
 pub fn endpoint(server: &str) -> Result<Endpoint, String> {
     let bad = |e: &dyn std::fmt::Display| {
-        format!("`{server}` is not a server address ({e}): expected http://HOST:PORT")
+        format!("`{server}` is not a server address ({e}): expected http://HOST:PORT or https://HOST:PORT")
     };
     let endpoint = Endpoint::from_shared(server.to_owned()).map_err(|e| bad(&e))?;
     Ok(endpoint
@@ -51,10 +52,11 @@ pub fn endpoint(server: &str) -> Result<Endpoint, String> {
 }
 
 /// Dials until nobody listens any more.
-pub async fn keep_open(endpoint: Endpoint, tell: mpsc::Sender<Line>) {
+pub async fn keep_open(endpoint: Endpoint, trust: watch::Receiver<Trust>, tell: mpsc::Sender<Line>) {
     let mut pause = PAUSE;
     while !tell.is_closed() {
-        match once(&endpoint, &tell).await {
+        let trusted = trust.borrow().clone();
+        match once(&endpoint, &trusted, &tell).await {
             Ended::Heard => pause = PAUSE,
             Ended::Failed => {}
             Ended::Refused(message) => {
@@ -75,8 +77,8 @@ enum Ended {
     Refused(String),
 }
 
-async fn once(endpoint: &Endpoint, tell: &mpsc::Sender<Line>) -> Ended {
-    let channel: Channel = match endpoint.connect().await {
+async fn once(endpoint: &Endpoint, trust: &Trust, tell: &mpsc::Sender<Line>) -> Ended {
+    let channel: Channel = match tls::connect(endpoint.clone(), trust).await {
         Ok(channel) => channel,
         Err(error) => {
             tracing::debug!(%error, "the scheduler does not answer");

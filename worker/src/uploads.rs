@@ -32,6 +32,8 @@ pub struct StoreAddress {
     pub key: JobKey,
     /// INV-06: the last committed step that the scheduler knows of.
     pub newest_step: Option<u64>,
+    /// Variables for the store's client alone, such as its keys.
+    pub given: std::sync::Arc<std::collections::BTreeMap<String, String>>,
 }
 
 impl std::fmt::Debug for StoreAddress {
@@ -92,7 +94,8 @@ impl Uploads {
         outputs: &[String],
     ) -> Result<Uploads, String> {
         let open = |url: &str| {
-            let env = crate::environment::of_store(std::env::vars_os());
+            let given = address.given.iter().map(|(name, value)| (name.into(), value.into()));
+            let env = crate::environment::of_store(std::env::vars_os().chain(given));
             Repository::from_url(url, address.key.clone(), env, Options::default()).map_err(|e| e.to_string())
         };
         let temporary: Vec<String> =
@@ -392,6 +395,7 @@ mod tests {
             url: format!("file://{}", dir.path().join("store").display()),
             key: JobKey([7; 32]),
             newest_step: Some(2),
+            given: std::sync::Arc::default(),
         };
         let spec = CheckpointSpec { profile: Profile::Rename, ..CheckpointSpec::default() };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

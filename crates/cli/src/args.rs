@@ -34,7 +34,7 @@ pub struct Cli {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Everywhere")]
 pub struct Global {
-    /// Scheduler: an address, or a context of ~/.config/spotq/config.yaml [env: SPOTQ_SERVER]
+    /// Scheduler: an address, or a context of ~/.config/spotq [env: SPOTQ_SERVER]
     #[arg(long, global = true, value_name = "ADDR")]
     pub server: Option<String>,
     /// How data is printed.
@@ -86,6 +86,13 @@ pub enum Command {
     Info,
     /// Nodes that are paid for.
     Nodes(NodesArgs),
+    /// Keep a scheduler's address, its CA and your token as a context, and use it from now on.
+    ///
+    /// The token is read from the terminal, or with --token-stdin from standard input; it is never an argument.
+    Login(LoginArgs),
+    /// Contexts that `login` has kept.
+    #[command(subcommand)]
+    Context(ContextCommand),
     /// Print a completion script for a shell.
     Completions {
         /// Which shell.
@@ -174,6 +181,38 @@ pub struct NodesArgs {
     /// Also nodes that are gone.
     #[arg(short, long)]
     pub all: bool,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct LoginArgs {
+    /// Certificate of the scheduler's CA: `tls/ca.pem` of its data directory.
+    #[arg(long, value_name = "FILE")]
+    pub ca: PathBuf,
+    /// Read the token from standard input.
+    #[arg(long)]
+    pub token_stdin: bool,
+    /// Client certificate with its key, from `spotqd user add --cert`, in place of a token.
+    #[arg(long, value_name = "FILE", conflicts_with = "token_stdin")]
+    pub cert: Option<PathBuf>,
+    /// Name of the context.
+    #[arg(long, value_name = "CTX", default_value = "default")]
+    pub name: String,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ContextCommand {
+    /// List them; the one in use has a star.
+    List,
+    /// Use another.
+    Use {
+        /// As `login --name` has called it.
+        name: String,
+    },
+    /// Forget one, with its token.
+    Remove {
+        /// As `login --name` has called it.
+        name: String,
+    },
 }
 
 #[derive(Debug, Clone, Default, Args)]

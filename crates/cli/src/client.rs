@@ -5,13 +5,18 @@
 use std::time::Duration;
 
 use spotq_model::TaskId;
+use spotq_proto::tls::{self, TlsError};
 use spotq_proto::v1::admin_client::AdminClient;
 use spotq_proto::v1::jobs_client::JobsClient;
 use spotq_proto::v1::reports_client::ReportsClient;
 use spotq_proto::{MESSAGE_BYTES_MAX, v1};
-use tonic::Status;
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::service::Interceptor;
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, Endpoint};
+use tonic::{Request, Status};
 
+use crate::config::Target;
 use crate::error::{ExpectedError, deepest, may_pass_later};
 
 /// A scheduler that takes longer to accept a connection is not there for a person who waits.
@@ -32,11 +37,40 @@ pub const PAUSE_MAX: Duration = Duration::from_secs(3);
 pub struct Client {
     pub server: String,
     channel: Channel,
+    bearer: Bearer,
 }
 
+/// Says who we are on every call.
+#[derive(Clone)]
+pub struct Bearer(Option<MetadataValue<Ascii>>);
+
+/// Never the token.
+impl std::fmt::Debug for Bearer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.0.is_some() { "Bearer(…)" } else { "Bearer(none)" })
+    }
+}
+
+impl Interceptor for Bearer {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        if let Some(bearer) = &self.0 {
+            request.metadata_mut().insert("authorization", bearer.clone());
+        }
+        Ok(request)
+    }
+}
+
+type Line = InterceptedService<Channel, Bearer>;
+
 impl Client {
-    /// Dials `server`, so that a wrong address is known before anything is asked.
+    /// Dials a scheduler on this machine that asks nobody who it is.
     pub async fn connect(server: &str) -> Result<Self, ExpectedError> {
+        Client::connect_as(&Target::plain(server)).await
+    }
+
+    /// Dials, so that a wrong address is known before anything is asked.
+    pub async fn connect_as(target: &Target) -> Result<Self, ExpectedError> {
+        let server = target.server.as_str();
         let endpoint = Endpoint::from_shared(server.to_owned())
             .map_err(|e| ExpectedError::BadInput(format!("`{server}` is no address: {e}")))?
             .connect_timeout(CONNECT_MAX)
@@ -45,28 +79,36 @@ impl Client {
             .http2_keep_alive_interval(KEEP_ALIVE_EVERY)
             .keep_alive_timeout(KEEP_ALIVE_ANSWER_MAX)
             .keep_alive_while_idle(true);
-        let channel = endpoint
-            .connect()
-            .await
-            .map_err(|e| ExpectedError::unreachable(server, &deepest(&e, &e.to_string())))?;
-        Ok(Client { server: server.to_owned(), channel })
+        if server.starts_with("https://") && target.trust.ca_pem.is_empty() {
+            return Err(ExpectedError::BadInput(format!(
+                "nothing says which CA to trust for {server}\n  hint: log in with `spotq login --server {server} --ca \
+                 FILE`, or name the file in SPOTQ_CA"
+            )));
+        }
+        let channel = tls::connect(endpoint, &target.trust).await.map_err(|e| match e {
+            TlsError::Connect(e) => ExpectedError::unreachable(server, &deepest(&e, &e.to_string())),
+            other => ExpectedError::BadInput(other.to_string()),
+        })?;
+        Ok(Client { server: server.to_owned(), channel, bearer: bearer(target)? })
     }
 
     #[must_use]
-    pub fn jobs(&self) -> JobsClient<Channel> {
-        JobsClient::new(self.channel.clone())
+    pub fn jobs(&self) -> JobsClient<Line> {
+        JobsClient::with_interceptor(self.channel.clone(), self.bearer.clone())
             .max_decoding_message_size(MESSAGE_BYTES_MAX)
             .max_encoding_message_size(MESSAGE_BYTES_MAX)
     }
 
     #[must_use]
-    pub fn reports(&self) -> ReportsClient<Channel> {
-        ReportsClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX)
+    pub fn reports(&self) -> ReportsClient<Line> {
+        ReportsClient::with_interceptor(self.channel.clone(), self.bearer.clone())
+            .max_decoding_message_size(MESSAGE_BYTES_MAX)
     }
 
     #[must_use]
-    pub fn admin(&self) -> AdminClient<Channel> {
-        AdminClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX)
+    pub fn admin(&self) -> AdminClient<Line> {
+        AdminClient::with_interceptor(self.channel.clone(), self.bearer.clone())
+            .max_decoding_message_size(MESSAGE_BYTES_MAX)
     }
 
     /// Words for a failed call.
@@ -97,6 +139,16 @@ impl Client {
             pause = next_pause(pause);
         }
     }
+}
+
+/// A token goes out encrypted only.
+fn bearer(target: &Target) -> Result<Bearer, ExpectedError> {
+    let token = target.token.as_ref().filter(|_| target.server.starts_with("https://"));
+    let value = token.map(|token| format!("Bearer {token}").parse::<MetadataValue<Ascii>>()).transpose();
+    let mut value =
+        value.map_err(|_| ExpectedError::BadInput("the token is none of a scheduler's".into()))?;
+    value.iter_mut().for_each(|value| value.set_sensitive(true));
+    Ok(Bearer(value))
 }
 
 /// The pause after `pause`.

@@ -25,12 +25,14 @@ pub fn run(command: Command, global: &Global, out: &Out) -> Result<ExitCode, Exp
         Command::Train(args) => train(args),
         Command::Completions { shell } => completions(shell),
         Command::Man { dir } => man(&dir, out),
+        Command::Login(args) => block_on(crate::login::login(&args, global.server.as_deref(), out)),
+        Command::Context(command) => crate::login::context(&command, out),
         Command::Submit(args) => submit_or_run(&args, global, out, Then::Return),
         Command::Run(args) => submit_or_run(&args, global, out, Then::Follow),
         other => {
-            let server = config::server(global.server.as_deref(), &Surroundings::of_process())?;
+            let target = config::target(global.server.as_deref(), &Surroundings::of_process())?;
             block_on(async {
-                let client = Client::connect(&server).await?;
+                let client = Client::connect_as(&target).await?;
                 ask(&client, other, out).await.map(ExitCode::from)
             })
         }
@@ -108,6 +110,8 @@ async fn ask(client: &Client, command: Command, out: &Out) -> Result<u8, Expecte
             }
         }
         Command::Demo(_)
+        | Command::Login(_)
+        | Command::Context(_)
         | Command::Train(_)
         | Command::Completions { .. }
         | Command::Man { .. }
@@ -140,9 +144,9 @@ fn submit_or_run(
             understood.jobs.len()
         )));
     }
-    let server = config::server(global.server.as_deref(), &Surroundings::of_process())?;
+    let target = config::target(global.server.as_deref(), &Surroundings::of_process())?;
     block_on(async {
-        let client = Client::connect(&server).await?;
+        let client = Client::connect_as(&target).await?;
         let tasks = send(&client, args, understood, out, then).await?;
         match (then, tasks.as_slice()) {
             (Then::Follow, [task]) => follow::run(&client, *task, out).await.map(ExitCode::from),

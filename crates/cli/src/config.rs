@@ -1,12 +1,15 @@
-//! Which scheduler to talk to: `--server`, `SPOTQ_SERVER`, the current context of the configuration file, or here.
+//! Which scheduler to talk to, and as whom: `--server`, `SPOTQ_SERVER`, the current context, or here.
 //!
+//! Contexts are in the configuration file, which is the user's own, and in files that `spotq login` writes beside it.
 //! Only resolves names; it never connects. A bad configuration is an error only where it is needed.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use spotq_proto::tls::Trust;
 
+use crate::contexts::{Context, Contexts};
 use crate::error::ExpectedError;
 
 /// Where `spotqd` listens unless told otherwise.
@@ -19,6 +22,40 @@ pub struct Surroundings {
     pub server: Option<String>,
     /// The configuration file, if there is a home to have it in.
     pub config: Option<PathBuf>,
+    /// `SPOTQ_CA`: the file of the CA's certificate.
+    pub ca: Option<PathBuf>,
+    /// `SPOTQ_TOKEN`.
+    pub token: Option<String>,
+}
+
+/// A scheduler, whom to trust about it, and who we are there.
+#[derive(Clone, Default)]
+pub struct Target {
+    pub server: String,
+    pub trust: Trust,
+    pub token: Option<String>,
+}
+
+/// Never the token.
+impl std::fmt::Debug for Target {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Target").field("server", &self.server).finish_non_exhaustive()
+    }
+}
+
+impl Target {
+    /// One that wants to know nothing.
+    #[must_use]
+    pub fn plain(server: &str) -> Self {
+        Target { server: server.to_owned(), ..Target::default() }
+    }
+}
+
+impl From<Context> for Target {
+    fn from(context: Context) -> Self {
+        let trust = Trust { ca_pem: context.ca_pem, identity_pem: context.certificate_pem };
+        Target { server: context.server, trust, token: context.token }
+    }
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -47,29 +84,61 @@ impl Surroundings {
         Surroundings {
             server: std::env::var("SPOTQ_SERVER").ok().filter(|server| !server.is_empty()),
             config: base.or_else(home).map(|base| base.join("spotq/config.yaml")),
+            ca: std::env::var_os("SPOTQ_CA").filter(|file| !file.is_empty()).map(PathBuf::from),
+            token: std::env::var("SPOTQ_TOKEN").ok().filter(|token| !token.is_empty()),
         }
+    }
+
+    /// Where `spotq login` keeps what it was told.
+    pub fn contexts(&self) -> Result<Contexts, ExpectedError> {
+        let dir = self.config.as_ref().and_then(|file| file.parent()).map(|dir| dir.join("contexts"));
+        let dir = dir.ok_or_else(|| {
+            ExpectedError::BadInput("there is no home directory to keep contexts in\n  hint: set HOME".into())
+        })?;
+        Ok(Contexts::new(dir))
     }
 }
 
-/// The address to dial. `flag` is `--server`: an address, or the name of a context.
-pub fn server(flag: Option<&str>, around: &Surroundings) -> Result<String, ExpectedError> {
+/// Whom to dial. `flag` is `--server`: an address, or the name of a context.
+pub fn target(flag: Option<&str>, around: &Surroundings) -> Result<Target, ExpectedError> {
+    let mut target = named(flag, around)?;
+    if let Some(file) = &around.ca {
+        target.trust.ca_pem = std::fs::read_to_string(file).map_err(|e| ExpectedError::reading(file, &e))?;
+    }
+    if around.token.is_some() {
+        target.token.clone_from(&around.token);
+    }
+    Ok(target)
+}
+
+fn named(flag: Option<&str>, around: &Surroundings) -> Result<Target, ExpectedError> {
+    // Without a home there is nothing that was kept.
+    let kept = around.contexts().ok();
     if let Some(given) = flag.or(around.server.as_deref()) {
         if looks_like_address(given) {
-            return address(given);
+            let server = address(given)?;
+            let known = kept.map_or(Ok(None), |kept| kept.by_server(&server))?;
+            return Ok(known.map_or_else(|| Target::plain(&server), Target::from));
         }
-        let config = read(around)?;
-        return match config.contexts.get(given) {
-            Some(entry) => address(&entry.server),
-            None => Err(unknown_context(given, &config, around)),
-        };
+        return by_name(given, kept.as_ref(), around);
+    }
+    if let Some(name) = kept.as_ref().and_then(Contexts::current) {
+        return by_name(&name, kept.as_ref(), around);
+    }
+    match &read(around)?.current {
+        None => Ok(Target::plain(DEFAULT_SERVER)),
+        Some(name) => by_name(name, kept.as_ref(), around),
+    }
+}
+
+fn by_name(name: &str, kept: Option<&Contexts>, around: &Surroundings) -> Result<Target, ExpectedError> {
+    if let Some(context) = kept.map_or(Ok(None), |kept| kept.get(name))? {
+        return Ok(context.into());
     }
     let config = read(around)?;
-    match &config.current {
-        None => Ok(DEFAULT_SERVER.into()),
-        Some(name) => match config.contexts.get(name) {
-            Some(entry) => address(&entry.server),
-            None => Err(unknown_context(name, &config, around)),
-        },
+    match config.contexts.get(name) {
+        Some(entry) => Ok(Target::plain(&address(&entry.server)?)),
+        None => Err(unknown_context(name, &config, around)),
     }
 }
 
@@ -77,17 +146,15 @@ fn looks_like_address(text: &str) -> bool {
     text.contains(':') || text.contains('.') || text == "localhost"
 }
 
-fn address(text: &str) -> Result<String, ExpectedError> {
+pub fn address(text: &str) -> Result<String, ExpectedError> {
     let hint = "write for example http://127.0.0.1:7470";
     let url = if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
-    if let Some(rest) = url.strip_prefix("https://") {
-        return Err(ExpectedError::BadInput(format!(
-            "`https://{rest}` asks for TLS, which this version does not speak\n  hint: use http:// on a trusted \
-             network or through a tunnel"
-        )));
-    }
     let bad = |why: &str| ExpectedError::BadInput(format!("`{text}` is no address: {why}\n  hint: {hint}"));
-    let Some(rest) = url.strip_prefix("http://") else { return Err(bad("expected http://HOST:PORT")) };
+    let (scheme, rest) = match (url.strip_prefix("http://"), url.strip_prefix("https://")) {
+        (Some(rest), _) => ("http", rest),
+        (None, Some(rest)) => ("https", rest),
+        (None, None) => return Err(bad("expected http://HOST:PORT or https://HOST:PORT")),
+    };
     let authority = rest.trim_end_matches('/');
     if authority.is_empty() || authority.contains(['/', ' ', '@', '?', '#']) {
         return Err(bad("expected http://HOST:PORT"));
@@ -96,9 +163,9 @@ fn address(text: &str) -> Result<String, ExpectedError> {
         !host.is_empty() && !port.contains(']') && port.parse::<u16>().is_ok_and(|p| p != 0)
     });
     if has_port {
-        Ok(format!("http://{authority}"))
+        Ok(format!("{scheme}://{authority}"))
     } else if authority.ends_with(']') || !authority.contains(':') {
-        Ok(format!("http://{authority}:7470"))
+        Ok(format!("{scheme}://{authority}:7470"))
     } else {
         Err(bad("the port is a number from 1 to 65535"))
     }
@@ -152,11 +219,15 @@ fn unknown_context(name: &str, config: &Config, around: &Surroundings) -> Expect
 mod tests {
     use super::*;
 
+    fn server(flag: Option<&str>, around: &Surroundings) -> Result<String, ExpectedError> {
+        target(flag, around).map(|target| target.server)
+    }
+
     fn with_config(text: &str) -> (tempfile::TempDir, Surroundings) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("config.yaml");
         std::fs::write(&path, text).unwrap();
-        (dir, Surroundings { server: None, config: Some(path) })
+        (dir, Surroundings { config: Some(path), ..Surroundings::default() })
     }
 
     #[test]
@@ -176,8 +247,9 @@ mod tests {
         assert_eq!(at("localhost").unwrap(), "http://localhost:7470");
         assert_eq!(at("[::1]:80").unwrap(), "http://[::1]:80");
         assert_eq!(at("10.0.0.1").unwrap(), "http://10.0.0.1:7470");
+        assert_eq!(at("https://h").unwrap(), "https://h:7470");
         for bad in
-            ["https://h:1", "ftp://h:1", "h:port", "h:0", "h:99999", "http://", "http://a/b", "http://u@h:1"]
+            ["https://h:0", "ftp://h:1", "h:port", "h:0", "h:99999", "http://", "http://a/b", "http://u@h:1"]
         {
             assert_eq!(at(bad).unwrap_err().exit_code(), 64, "{bad}");
         }

@@ -93,6 +93,12 @@ impl ClusterSecret {
         blake3::hash(shown.as_bytes()) == blake3::hash(self.join_secret(node).as_bytes())
     }
 
+    /// A key for one purpose and no other.
+    #[must_use]
+    pub fn purpose(&self, purpose: &str) -> [u8; 32] {
+        *self.derive(&format!("purpose:{purpose}")).as_bytes()
+    }
+
     fn derive(&self, purpose: &str) -> blake3::Hash {
         blake3::keyed_hash(&self.0, purpose.as_bytes())
     }

@@ -64,8 +64,12 @@ pub async fn start(config: EngineConfig) -> Result<Running, RecordError> {
     let (inbox, messages) = mpsc::channel(INBOX_SIZE);
     let (changed, changes) = watch::channel(0);
     let handle = Handle { inbox, changes };
-    let shared =
-        Shared { config: config.into(), sessions: Sessions::default().into(), handle: handle.clone() };
+    let shared = Shared {
+        config: config.into(),
+        sessions: Sessions::default().into(),
+        security: Arc::default(),
+        handle: handle.clone(),
+    };
     let stop = CancellationToken::new();
     let core = Core {
         durable: cluster.version,

@@ -15,6 +15,8 @@ use crate::handle::{Msg, Shared};
 
 pub(crate) type Key = (EffectClass, NodeId, Generation);
 
+/// In the environment that workers are given: the certificates of the CA that they trust. The worker knows it, too.
+pub const CA_VARIABLE: &str = "SPOTQ_CA_PEM";
 /// No call to a cloud is waited for longer than this; it is then repeated with the same key.
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 /// Grants and stops are repeated this often until the worker has reported that it took them.
@@ -97,7 +99,7 @@ fn start(shared: &Shared, cluster: &Cluster, effect: Effect) -> Started {
                 bootstrap: Bootstrap {
                     server: shared.config.server_url.clone(),
                     join_secret: Secret::new(shared.config.secret.join_secret(node)),
-                    env: shared.config.worker_env.clone(),
+                    env: worker_env(shared),
                 },
             };
             call(shared, key, launch(shared.clone(), request))
@@ -136,6 +138,15 @@ fn start(shared: &Shared, cluster: &Cluster, effect: Effect) -> Started {
             tell(shared, node, Kind::Stop(stop))
         }
     }
+}
+
+/// What the settings say, with the CA as it is now.
+fn worker_env(shared: &Shared) -> std::collections::BTreeMap<String, String> {
+    let mut env = shared.config.worker_env.clone();
+    if let Some(security) = shared.security.get() {
+        env.insert(CA_VARIABLE.to_owned(), security.ca_pem().to_string());
+    }
+    env
 }
 
 fn tell(shared: &Shared, node: NodeId, kind: Kind) -> Started {

@@ -134,5 +134,7 @@ impl Handle {
 pub(crate) struct Shared {
     pub config: Arc<crate::config::EngineConfig>,
     pub sessions: Arc<crate::sessions::Sessions>,
+    /// Set when it is served with TLS: new workers are to trust the CA of that moment.
+    pub security: Arc<std::sync::OnceLock<Arc<crate::auth::Security>>>,
     pub handle: Handle,
 }

@@ -3,6 +3,8 @@
 //! An input is answered only when its events are durable, and an effect starts only from durable state. Everything
 //! that is in memory only (sessions, prices, newest progress) can be lost at any moment without harm.
 
+pub mod audit;
+mod auth;
 mod clock;
 mod config;
 mod core_loop;
@@ -11,14 +13,18 @@ mod gather;
 mod grpc;
 mod handle;
 mod logs;
+pub mod pki;
 mod poll;
 mod records;
+pub mod seal;
 mod sessions;
 mod view;
 
+pub use auth::{Role, Rule, Security, SecurityError, TOKEN_PREFIX, User, UserError, Users, rule};
 pub use clock::now;
 pub use config::{ClusterSecret, EngineConfig};
 pub use core_loop::{Running, start};
-pub use grpc::serve;
+pub use effects::CA_VARIABLE;
+pub use grpc::{serve, serve_secured};
 pub use handle::{EngineError, Handle, Seen, Submitted};
 pub use records::{RecordError, decode_record, encode_event};

@@ -5,7 +5,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::io;
+use std::io::{self, Write as _};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -24,6 +24,9 @@ use crate::tree::{NODE_VARIABLE, ProcessId, Watched, kill_tree};
 
 /// Upper bound on one sleep: after it the clock is read again, in case it was set.
 const LONGEST_SLEEP: Duration = Duration::from_secs(60);
+
+/// What a pipe takes without a reader, so that a worker that reads nothing holds nobody up.
+const PIPE_BYTES: usize = 60 * 1024;
 
 /// What a machine's environment has by itself, and the search paths of programs and libraries.
 const MACHINE_VARIABLES: [&str; 14] = [
@@ -222,14 +225,22 @@ fn start_worker(
         .args(["--metadata", &format!("http://127.0.0.1:{}", record.metadata_port)])
         .env_clear()
         .envs(std::env::vars_os().filter(|(name, _)| is_of_the_machine(name)))
-        .envs(&body.env)
-        .env("SPOTQ_JOIN_SECRET", &body.join_secret)
+        // A job of the same user can read its worker's environment, so the secrets go through a pipe.
+        .args(["--bootstrap", "-"])
         .env(NODE_VARIABLE, &instance.0)
         .current_dir(&disk)
-        .stdin(Stdio::null())
+        .stdin(Stdio::piped())
         .stdout(log.try_clone()?)
         .stderr(log);
-    let child = command.spawn()?;
+    let bootstrap = serde_json::json!({ "join_secret": body.join_secret, "env": body.env }).to_string();
+    if bootstrap.len() > PIPE_BYTES {
+        return Err(io::Error::other("the worker's variables are too long; shorten them"));
+    }
+    let mut child = command.spawn()?;
+    if let Some(mut pipe) = child.stdin.take() {
+        // A worker that is dead already is found to be so.
+        let _ = pipe.write_all(bootstrap.as_bytes());
+    }
     // Dropped without waiting: the process's reaper collects every child, also those that are not ours by birth.
     i32::try_from(child.id()).map_err(io::Error::other)
 }

@@ -174,21 +174,24 @@ async fn the_local_cloud_keeps_the_contract() {
 }
 
 #[tokio::test]
-async fn a_worker_gets_what_it_needs_and_the_secret_is_in_no_argument_and_no_file() {
+async fn a_worker_gets_what_it_needs_and_the_secret_is_in_no_argument_no_variable_and_no_file() {
     let script = format!(
-        "echo $CARGO_MANIFEST_DIR > foreign; echo $SPOTQ_JOIN_SECRET $SPOTQ_NODE $EXTRA > environment; {WAITS}"
+        "echo $CARGO_MANIFEST_DIR > foreign; env > environment; echo $SPOTQ_NODE $(cat) > bootstrap; {WAITS}"
     );
     let fixture = Fixture::start(&script, |_| {}).await;
     let mut wanted = request("gcp/us-east4/us-east4-a/n2-standard-4/spot", 31);
     wanted.bootstrap.join_secret = spotq_provider::Secret::new("sesame");
     wanted.bootstrap.env.insert("EXTRA".into(), "more".into());
     let instance = fixture.cloud.launch(wanted).await.unwrap().instance;
-    assert_eq!(fixture.written(&instance, "environment").await, format!("sesame {instance} more"));
+    let bootstrap = fixture.written(&instance, "bootstrap").await;
+    assert_eq!(bootstrap, format!(r#"{instance} {{"env":{{"EXTRA":"more"}},"join_secret":"sesame"}}"#));
+    let environment = fixture.written(&instance, "environment").await;
+    assert!(!environment.contains("sesame") && !environment.contains("more"), "{environment}");
     let args = fixture.written(&instance, "args").await;
     let record = fixture.record(&instance);
     let expected = format!(
         "--server http://127.0.0.1:9 --node 31 --instance {instance} --dir {}/disk --cloud gcp --metadata \
-         http://127.0.0.1:{}",
+         http://127.0.0.1:{} --bootstrap -",
         fixture.node_dir(&instance).display(),
         record["metadata_port"]
     );

@@ -250,6 +250,7 @@ fn hear(
                 lease_ttl_ms: 5000,
                 dead_man_ms: heard.dead_man_ms,
                 logs: logs.collect(),
+                identity: None,
             };
             heard.hellos.push(hello);
             heard.out = Some(out.clone());

@@ -1,9 +1,12 @@
 //! About the scheduler itself.
 
+use std::sync::Arc;
+
 use spotq_core::NodeState;
 use spotq_proto::v1;
 use tonic::{Request, Response, Status};
 
+use crate::auth::{Caller, Security};
 use crate::handle::Shared;
 use crate::view;
 
@@ -11,11 +14,12 @@ use crate::view;
 pub(super) struct Admin {
     shared: Shared,
     started_ms: u64,
+    security: Option<Arc<Security>>,
 }
 
 impl Admin {
-    pub(super) fn new(shared: Shared, started_ms: u64) -> Self {
-        Self { shared, started_ms }
+    pub(super) fn new(shared: Shared, started_ms: u64, security: Option<Arc<Security>>) -> Self {
+        Self { shared, started_ms, security }
     }
 }
 
@@ -51,5 +55,19 @@ impl v1::admin_server::Admin for Admin {
             wanted.map(|node| view::node(node)).collect()
         });
         Ok(Response::new(v1::NodesReply { nodes: nodes.await? }))
+    }
+    async fn who_am_i(&self, request: Request<v1::WhoAmIRequest>) -> Result<Response<v1::UserView>, Status> {
+        let caller = Caller::of(&request)?;
+        let role = caller.who().role().map_or_else(String::new, |role| role.to_string());
+        let name = caller.who().name().unwrap_or_default().to_owned();
+        Ok(Response::new(v1::UserView { name, role }))
+    }
+
+    async fn users(&self, _: Request<v1::UsersRequest>) -> Result<Response<v1::UsersReply>, Status> {
+        let users = self.security.as_ref().map(|security| security.user_views());
+        let view =
+            |user: &crate::auth::User| v1::UserView { name: user.name.clone(), role: user.role.to_string() };
+        let users = users.iter().flat_map(|users| users.all().iter().map(view)).collect();
+        Ok(Response::new(v1::UsersReply { users }))
     }
 }

@@ -12,6 +12,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
+use crate::auth::Caller;
 use crate::handle::{Seen, Shared};
 use crate::logs::{self, Reader};
 use crate::view;
@@ -25,6 +26,8 @@ const WATCH_AT_MOST: Duration = Duration::from_millis(100);
 const WATCH_AT_LEAST: Duration = Duration::from_secs(1);
 /// How often a follower looks for more log.
 const FOLLOW_EVERY: Duration = Duration::from_millis(100);
+/// In place of a value that its caller may not see.
+const HIDDEN: &str = "(hidden)";
 /// Jobs in a list whose caller sets no limit.
 const LIST_LIMIT: usize = 1000;
 
@@ -44,12 +47,20 @@ impl Jobs {
         request: Request<v1::JobRequest>,
         input: impl FnOnce(JobId) -> Input,
     ) -> Result<Response<v1::JobReply>, Status> {
-        let request = request.into_inner();
-        let id = super::task_id(request.job_id, request.task_index);
+        let id = self.task(&request).await?;
+        self.decide(id, input(id.job)).await
+    }
+
+    async fn decide(&self, id: TaskId, input: Input) -> Result<Response<v1::JobReply>, Status> {
         let config = self.shared.config.clone();
-        let job =
-            self.shared.handle.ask(Some(input(id.job)), move |seen| view::job(&config, seen, id)).await?;
+        let job = self.shared.handle.ask(Some(input), move |seen| view::job(&config, seen, id)).await?;
         Ok(Response::new(v1::JobReply { job: Some(job.ok_or_else(|| super::no_such_job(id))?) }))
+    }
+
+    /// The task that a request names, which its caller may name.
+    async fn task(&self, request: &Request<v1::JobRequest>) -> Result<TaskId, Status> {
+        let named = request.get_ref();
+        Caller::of(request)?.task(&self.shared, named.job_id, named.task_index).await
     }
 
     /// Refuses an order that can change nothing in the job's phase: whoever gave it would wait for it in vain.
@@ -59,7 +70,7 @@ impl Jobs {
         phases: &[&str],
         hint: &str,
     ) -> Result<(), Status> {
-        let id = super::task_id(request.get_ref().job_id, request.get_ref().task_index);
+        let id = self.task(request).await?;
         let phase = self.view(id).await?.phase;
         if phases.contains(&phase.as_str()) {
             return Ok(());
@@ -83,6 +94,7 @@ type Pieces = Pin<Box<dyn Stream<Item = Result<v1::LogsReply, Status>> + Send>>;
 #[tonic::async_trait]
 impl v1::jobs_server::Jobs for Jobs {
     async fn submit(&self, request: Request<v1::SubmitRequest>) -> Result<Response<v1::SubmitReply>, Status> {
+        let caller = Caller::of(&request)?;
         let request = request.into_inner();
         let spec = request.spec.ok_or_else(|| Status::invalid_argument("the request has no job"))?;
         let size = prost::Message::encoded_len(&spec);
@@ -93,11 +105,20 @@ impl v1::jobs_server::Jobs for Jobs {
             );
             return Err(Status::invalid_argument(text));
         }
-        let spec = JobSpec::try_from(spec).map_err(|error| Status::invalid_argument(error.to_string()))?;
+        let mut spec =
+            JobSpec::try_from(spec).map_err(|error| Status::invalid_argument(error.to_string()))?;
         if request.client_key.is_empty() || request.client_key.len() > 256 {
             return Err(Status::invalid_argument("client_key must have 1 to 256 bytes"));
         }
-        let submitted = self.shared.handle.submit(request.client_key, spec).await?;
+        let mut key = request.client_key;
+        if let Some(name) = caller.who().name() {
+            // Whose job it is, is known here and is nothing to ask for. The same for the key: another's would name
+            // another's job.
+            key = format!("{name}/{key}");
+            name.clone_into(&mut spec.user);
+        }
+        let submitted = self.shared.handle.submit(key, spec).await?;
+        caller.note(submitted.job.0.into());
         Ok(Response::new(v1::SubmitReply {
             job_id: submitted.job.0,
             checkpoint_url: self.shared.config.checkpoint_url(&submitted.uuid),
@@ -127,8 +148,9 @@ impl v1::jobs_server::Jobs for Jobs {
     }
 
     async fn preempt(&self, request: Request<v1::PreemptRequest>) -> Result<Response<v1::JobReply>, Status> {
+        let caller = Caller::of(&request)?;
         let request = request.into_inner();
-        let id = super::task_id(request.job_id, request.task_index);
+        let id = caller.task(&self.shared, request.job_id, request.task_index).await?;
         let before = self.view(id).await?;
         if before.node.as_ref().is_none_or(|node| !matches!(node.state.as_str(), "booting" | "ready")) {
             let text = format!(
@@ -138,13 +160,12 @@ impl v1::jobs_server::Jobs for Jobs {
             return Err(Status::failed_precondition(text));
         }
         let notice = Span(request.notice_ms);
-        let job = v1::JobRequest { job_id: request.job_id, task_index: request.task_index };
-        self.change(Request::new(job), |job| Input::Drill { job, notice }).await
+        self.decide(id, Input::Drill { job: id.job, notice }).await
     }
 
     async fn get(&self, request: Request<v1::JobRequest>) -> Result<Response<v1::JobView>, Status> {
-        let request = request.into_inner();
-        Ok(Response::new(self.view(super::task_id(request.job_id, request.task_index)).await?))
+        let id = self.task(&request).await?;
+        Ok(Response::new(shown(&Caller::of(&request)?, self.view(id).await?)))
     }
 
     async fn list(&self, request: Request<v1::ListRequest>) -> Result<Response<v1::ListReply>, Status> {
@@ -175,17 +196,17 @@ impl v1::jobs_server::Jobs for Jobs {
     type WatchStream = Views;
 
     async fn watch(&self, request: Request<v1::JobRequest>) -> Result<Response<Views>, Status> {
+        let caller = Caller::of(&request)?;
         let request = request.into_inner();
-        let id = super::task_id(request.job_id, request.task_index);
+        let id = caller.task(&self.shared, request.job_id, request.task_index).await?;
         self.view(id).await?;
         let (tx, rx) = mpsc::channel(VIEWS_AHEAD);
-        tokio::spawn(watch(self.shared.clone(), id, tx));
+        tokio::spawn(watch(self.shared.clone(), id, caller, tx));
         Ok(Response::new(Box::pin(ReceiverStream::new(rx))))
     }
 
     async fn explain(&self, request: Request<v1::JobRequest>) -> Result<Response<v1::ExplainReply>, Status> {
-        let request = request.into_inner();
-        let id = super::task_id(request.job_id, request.task_index);
+        let id = self.task(&request).await?;
         let explained = self.shared.handle.query(move |seen| view::explanation(seen, id)).await?;
         Ok(Response::new(explained.ok_or_else(|| super::no_such_job(id))?))
     }
@@ -193,8 +214,9 @@ impl v1::jobs_server::Jobs for Jobs {
     type LogsStream = Pieces;
 
     async fn logs(&self, request: Request<v1::LogsRequest>) -> Result<Response<Pieces>, Status> {
+        let caller = Caller::of(&request)?;
         let request = request.into_inner();
-        let id = super::task_id(request.job_id, request.task_index);
+        let id = caller.task(&self.shared, request.job_id, request.task_index).await?;
         self.view(id).await?;
         let (tx, rx) = mpsc::channel(FRAMES_AHEAD);
         let only = request.generation.map(Generation);
@@ -218,8 +240,7 @@ impl v1::jobs_server::Jobs for Jobs {
     }
 
     async fn outputs(&self, request: Request<v1::JobRequest>) -> Result<Response<v1::OutputsReply>, Status> {
-        let request = request.into_inner();
-        let id = super::task_id(request.job_id, request.task_index);
+        let id = self.task(&request).await?;
         let job = self.view(id).await?;
         Ok(Response::new(v1::OutputsReply {
             url: format!("{}/outputs", job.checkpoint_url),
@@ -229,13 +250,22 @@ impl v1::jobs_server::Jobs for Jobs {
     }
 }
 
+/// A job as its caller may see it. The environment of another's job may hold that other's secrets.
+fn shown(caller: &Caller, mut view: v1::JobView) -> v1::JobView {
+    if let Some(spec) = view.spec.as_mut().filter(|spec| !caller.sees_all_of(&spec.user)) {
+        spec.env.values_mut().for_each(|value| HIDDEN.clone_into(value));
+    }
+    view
+}
+
 /// Sends the job now, on changes, and a last time when it is done. The spec never changes and may be large, so only
 /// the first view has it.
-async fn watch(shared: Shared, id: TaskId, tx: mpsc::Sender<Result<v1::JobView, Status>>) {
+async fn watch(shared: Shared, id: TaskId, caller: Caller, tx: mpsc::Sender<Result<v1::JobView, Status>>) {
     let mut handle = shared.handle.clone();
     for view_number in 0_u64.. {
         let config = shared.config.clone();
-        let Ok(Some(mut view)) = handle.query(move |seen| view::job(&config, seen, id)).await else { return };
+        let Ok(Some(view)) = handle.query(move |seen| view::job(&config, seen, id)).await else { return };
+        let mut view = shown(&caller, view);
         if view_number > 0 {
             view.spec = None;
         }

@@ -1,6 +1,7 @@
 //! The stream of one worker: its reports become inputs, the engine's words go out.
 
 use std::pin::Pin;
+use std::sync::Arc;
 
 use futures::Stream;
 use spotq_core::{NodeState, is_current};
@@ -10,6 +11,8 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
+use crate::auth::{Admission, Caller, IDENTITY_TTL, Joins, Refused, Security, Shown};
+use crate::clock::now;
 use crate::handle::{Msg, Seen, Shared};
 use crate::logs;
 use crate::sessions::OUTBOX_SIZE;
@@ -17,12 +20,45 @@ use crate::sessions::OUTBOX_SIZE;
 #[derive(Debug)]
 pub(super) struct Workers {
     shared: Shared,
+    joins: Joins,
+    security: Option<Arc<Security>>,
 }
 
 impl Workers {
-    pub(super) fn new(shared: Shared) -> Self {
-        Self { shared }
+    pub(super) fn new(shared: Shared, joins: Joins, security: Option<Arc<Security>>) -> Self {
+        Self { shared, joins, security }
     }
+
+    /// Whether the worker is the one that may speak for its node.
+    async fn admit(&self, hello: &mut v1::Hello) -> Result<Option<Lease>, Status> {
+        let node = NodeId(hello.node_id);
+        let shown = Shown {
+            join_secret: std::mem::take(&mut hello.join_secret),
+            worker_key: std::mem::take(&mut hello.worker_key),
+            identity: std::mem::take(&mut hello.identity),
+        };
+        let joins = self.joins.clone();
+        let admitted = tokio::task::spawn_blocking(move || joins.admit(node, &shown, now())).await;
+        match admitted.map_err(|error| Status::internal(error.to_string()))? {
+            Ok(Admission::Bound { lease }) => Ok(Some(Lease { joins: self.joins.clone(), lease })),
+            Ok(Admission::Unbound) => Ok(None),
+            Err(Refused::Disk(error)) => Err(Status::unavailable(Refused::Disk(error).to_string())),
+            Err(refused @ Refused::WrongSecret) => {
+                tracing::warn!(%node, "a worker was refused: wrong join secret");
+                Err(Status::unauthenticated(refused.to_string()))
+            }
+            Err(refused) => {
+                tracing::warn!(%node, %refused, "a worker was refused");
+                Err(Status::unauthenticated(refused.to_string()))
+            }
+        }
+    }
+}
+
+/// What makes new identities for the worker of a session.
+struct Lease {
+    joins: Joins,
+    lease: String,
 }
 
 type Outgoing = Pin<Box<dyn Stream<Item = Result<v1::SchedulerMessage, Status>> + Send>>;
@@ -35,19 +71,19 @@ impl v1::workers_server::Workers for Workers {
         &self,
         request: Request<Streaming<v1::WorkerMessage>>,
     ) -> Result<Response<Outgoing>, Status> {
+        let caller = Caller::of(&request)?;
         let mut incoming = request.into_inner();
         let first = incoming.message().await?.and_then(|message| message.kind);
-        let Some(worker_message::Kind::Hello(hello)) = first else {
+        let Some(worker_message::Kind::Hello(mut hello)) = first else {
             return Err(Status::invalid_argument("the first message of a worker must be Hello"));
         };
         let node = NodeId(hello.node_id);
-        if !self.shared.config.secret.may_join(node, &hello.join_secret) {
-            tracing::warn!(%node, "a worker was refused: wrong join secret");
-            return Err(Status::unauthenticated("the join secret does not fit the node"));
-        }
+        caller.note(node.0);
+        let lease = self.admit(&mut hello).await?;
         let held = grants(hello.held)?;
         let (outbox, outgoing) = mpsc::channel(OUTBOX_SIZE);
-        let session = Session { shared: self.shared.clone(), node, outbox };
+        let session =
+            Session { shared: self.shared.clone(), node, outbox, lease, security: self.security.clone() };
         session.join(held).await?;
         tokio::spawn(session.run(incoming));
         Ok(Response::new(Box::pin(ReceiverStream::new(outgoing))))
@@ -58,6 +94,8 @@ struct Session {
     shared: Shared,
     node: NodeId,
     outbox: crate::sessions::Outbox,
+    lease: Option<Lease>,
+    security: Option<Arc<Security>>,
 }
 
 /// A grant: which task, which generation of it.
@@ -89,12 +127,29 @@ impl Session {
             lease_ttl_ms: config.policies.lease_ttl.0,
             dead_man_ms: millis(config.dead_man),
             logs: held.iter().map(log_ack).collect(),
+            identity: self.identity(),
         };
         self.say(Kind::Welcome(welcome)).await;
         for grant in stale {
             self.say(superseded(grant)).await;
         }
         Ok(())
+    }
+
+    fn identity(&self) -> Option<v1::Identity> {
+        let Lease { joins, lease } = self.lease.as_ref()?;
+        let ca_pem = self.security.as_ref().map(|security| security.ca_pem().to_string());
+        Some(joins.identity(self.node, lease, now(), ca_pem.unwrap_or_default()))
+    }
+
+    /// Gives the worker a new identity long before the old one runs out.
+    async fn renew(&self) {
+        loop {
+            tokio::time::sleep(IDENTITY_TTL.as_duration() / 2).await;
+            if let Some(identity) = self.identity() {
+                self.say(Kind::Identity(identity)).await;
+            }
+        }
     }
 
     async fn run(self, mut incoming: Streaming<v1::WorkerMessage>) {
@@ -104,6 +159,7 @@ impl Session {
             // A report that is cut off in the middle was not acknowledged, so the worker sends it again.
             () = cut.cancelled() => {}
             () = self.outbox.closed() => {}
+            () = self.renew() => {}
         }
         self.shared.sessions.close(self.node, id);
     }

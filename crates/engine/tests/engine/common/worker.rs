@@ -37,6 +37,7 @@ impl Worker {
             protocol_minor: PROTOCOL_MINOR,
             worker_version: "test".into(),
             held,
+            ..v1::Hello::default()
         };
         let (out, mut incoming) = open(url, Kind::Hello(hello)).await?;
         let welcome = match incoming.message().await?.and_then(|message| message.kind) {
