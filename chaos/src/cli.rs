@@ -19,6 +19,40 @@ pub struct Cli {
 pub enum Command {
     /// kill -9 of the scheduler, of workers and of trainers at random moments, in a market that preempts
     Kills(KillsArgs),
+    /// the shipped core in a simulated world of faults: virtual time, thousands of seeds
+    Sim(SimArgs),
+}
+
+#[derive(Debug, Clone, clap::Args)]
+pub struct SimArgs {
+    /// How many seeds
+    #[arg(long, default_value_t = 10_000)]
+    pub seeds: u64,
+    /// The first seed
+    #[arg(long, default_value_t = 0, value_name = "SEED")]
+    pub from: u64,
+    /// This seed alone
+    #[arg(long, conflicts_with_all = ["seeds", "from"])]
+    pub seed: Option<u64>,
+    /// Jobs that are submitted in each run
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub jobs: u32,
+    /// Threads that make runs [default: as many as there are cores]
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// Print everything that happens; for one seed
+    #[arg(short, long, requires = "seed")]
+    pub verbose: bool,
+    /// How to print the summary
+    #[arg(short, long, value_enum, default_value_t)]
+    pub output: Output,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum Output {
+    #[default]
+    Table,
+    Json,
 }
 
 #[derive(Debug, Clone, clap::Args)]
@@ -76,7 +110,7 @@ impl KillsArgs {
 ///
 /// # Errors
 /// When the file cannot be read, or holds anything but one line of arguments.
-pub fn read_seed_file(path: &Path) -> anyhow::Result<KillsArgs> {
+pub fn read_seed_file(path: &Path) -> anyhow::Result<Command> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     let lines: Vec<&str> =
         text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')).collect();
@@ -84,6 +118,5 @@ pub fn read_seed_file(path: &Path) -> anyhow::Result<KillsArgs> {
         bail!("{}: expected one line of arguments, found {}", path.display(), lines.len());
     };
     let cli = Cli::try_parse_from(std::iter::once("spotq-chaos").chain(line.split_whitespace()));
-    let Command::Kills(args) = cli.with_context(|| format!("{}: `{line}`", path.display()))?.command;
-    Ok(args)
+    Ok(cli.with_context(|| format!("{}: `{line}`", path.display()))?.command)
 }

@@ -6,6 +6,7 @@
 pub mod cli;
 mod kills;
 mod plan;
+pub mod sim;
 mod system;
 mod verify;
 mod victims;

@@ -3,12 +3,25 @@
 use std::process::ExitCode;
 
 use clap::Parser as _;
-use spotq_chaos::cli::{Cli, Command};
+use spotq_chaos::cli::{Cli, Command, Output};
+use spotq_chaos::sim;
 
 #[expect(clippy::print_stdout, reason = "a command-line tool: the summary is its output")]
 fn main() -> anyhow::Result<ExitCode> {
-    let Command::Kills(args) = Cli::parse().command;
-    let summary = spotq_chaos::run(&args.to_kills()?)?;
-    print!("{summary}");
-    Ok(if summary.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let whole = match Cli::parse().command {
+        Command::Kills(args) => {
+            let summary = spotq_chaos::run(&args.to_kills()?)?;
+            print!("{summary}");
+            summary.violations.is_empty()
+        }
+        Command::Sim(args) => {
+            let summary = sim::run(&args);
+            match args.output {
+                Output::Table => print!("{summary}"),
+                Output::Json => println!("{}", summary.to_json()),
+            }
+            summary.failures.is_empty()
+        }
+    };
+    Ok(if whole { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

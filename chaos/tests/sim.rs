@@ -1,0 +1,56 @@
+//! The simulation as large as CI can bear, and every seed of it that once found something.
+
+use std::path::Path;
+
+use spotq_chaos::cli::{Command, SimArgs, read_seed_file};
+use spotq_chaos::sim::{Summary, run};
+use spotq_sim::{Count, Options};
+
+fn sim(from: u64, seeds: u64) -> Summary {
+    run(&SimArgs {
+        seeds,
+        from,
+        seed: None,
+        jobs: 50,
+        threads: None,
+        verbose: false,
+        output: spotq_chaos::cli::Output::Table,
+    })
+}
+
+#[test]
+fn no_fault_of_500_seeds_breaks_an_invariant() {
+    let summary = sim(0, 500);
+    println!("{summary}");
+    assert!(summary.failures.is_empty(), "{summary}");
+    // What never happens proves nothing.
+    let silent: Vec<&str> =
+        summary.counts.iter().filter(|(_, n)| *n == 0).map(|(name, _)| name).collect();
+    assert!(silent.is_empty(), "never exercised: {silent:?}");
+    assert!(summary.counts.of(Count::Completed) > 500 * 25, "{summary}");
+}
+
+#[test]
+fn the_same_seed_is_the_same_run() {
+    for seed in 0..10 {
+        let [one, two] = [(); 2].map(|()| spotq_sim::run(seed, &Options::default()));
+        assert_eq!((one.hash, one.virtual_ms), (two.hash, two.virtual_ms), "seed {seed}");
+        let other = spotq_sim::run(seed + 1, &Options::default());
+        assert_ne!(one.hash, other.hash, "seed {seed}");
+    }
+}
+
+#[test]
+fn the_simulation_of_every_regression_seed_finds_nothing_any_more() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("regressions");
+    let mut seeds: Vec<_> = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
+    seeds.retain(|path| path.extension().is_some_and(|extension| extension == "seed"));
+    seeds.sort();
+    assert!(!seeds.is_empty(), "the seeds were moved; this test must go with them");
+    for path in seeds {
+        if let Command::Sim(args) = read_seed_file(&path).unwrap() {
+            let summary = run(&args);
+            assert!(summary.failures.is_empty(), "{}: {summary}", path.display());
+        }
+    }
+}

@@ -1,0 +1,603 @@
+//! The loop round the core as the engine runs it: take, decide, append, apply; answers and effects only on what is
+//! durable. It decides nothing itself; it can die between any two of its steps.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use spotq_core::{Cluster, NodeState, apply, decide, due, is_current, replay};
+use spotq_model::{
+    Effect, EffectClass, Epoch, Event, Fact, Generation, Input, JobId, NodeId, Offer, Report, StopWhy,
+    TaskId, Timestamp,
+};
+
+use crate::cloud::CloudCall;
+use crate::counts::Count;
+use crate::oracle::Oracle;
+use crate::store::Refused;
+use crate::users::Reply;
+use crate::worker::ToWorker;
+use crate::world::{Ev, World};
+
+/// As in the engine.
+const APPENDS_MAX: usize = 4;
+const CALL_TIMEOUT: u64 = 60_000;
+const TELL_AGAIN: u64 = 1000;
+const LOOK_AGAIN: u64 = 100;
+const CALL_AGAIN: u64 = 200;
+const CALL_AGAIN_MAX: u64 = 15_000;
+/// Ticks while nothing is under way are this much rarer.
+const IDLE_TICKS: u64 = 4;
+/// A leader that has nothing to append learns within this time that another one leads.
+const LEAD_CHECK: u64 = 5000;
+/// How long a dead scheduler stays away.
+const AWAY_MS: (u64, u64) = (100, 20_000);
+
+pub(crate) type Grant = (TaskId, Generation);
+type Key = (EffectClass, NodeId, Generation);
+
+/// The process died here.
+#[derive(Debug)]
+pub(crate) struct Crash;
+
+/// A scheduler's process. It may lead, believe that it leads, or be away.
+#[derive(Debug, Default)]
+pub(crate) struct Proc {
+    /// Counts its lives; what was meant for an earlier one is dropped.
+    pub inc: u32,
+    /// How far its clock is off.
+    pub skew: i64,
+    pub core: Option<Box<Core>>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Core {
+    epoch: Epoch,
+    pub c: Cluster,
+    durable: u64,
+    in_air: usize,
+    answers: VecDeque<(u64, Answer)>,
+    flights: BTreeMap<Key, Flight>,
+    /// The stream of each connected worker.
+    pub sessions: BTreeMap<NodeId, usize>,
+    pub heard: BTreeMap<NodeId, u64>,
+    inbox: VecDeque<Msg>,
+    stepping: bool,
+    offers: Vec<Offer>,
+    plan_wanted: bool,
+    planned: u64,
+    effects_wanted: bool,
+    snapshot_at: u64,
+    /// When the store last said that this one leads.
+    checked: u64,
+}
+
+#[derive(Debug)]
+struct Flight {
+    busy: bool,
+    not_before: u64,
+    tries: u32,
+}
+
+/// What comes into a scheduler.
+#[derive(Debug)]
+pub(crate) enum Msg {
+    Submit { client: usize },
+    Wish { client: usize, wish: usize, input: Input },
+    Input(Input),
+    Offers(Vec<Offer>),
+    EffectOver(Key),
+    Hello { conn: usize, node: NodeId, held: Vec<Grant> },
+    Report { conn: usize, id: u64, node: NodeId, grant: Grant, report: Report },
+    Joined(NodeId),
+}
+
+/// What goes out once the state that it saw is durable.
+#[derive(Debug)]
+enum Answer {
+    Client { client: usize, reply: Reply },
+    Welcome { conn: usize, node: NodeId, stale: Vec<Grant> },
+    Ack { conn: usize, id: u64, superseded: Option<Grant> },
+}
+
+impl World {
+    /// The wall clock of a scheduler's host.
+    pub(crate) fn clock(&self, proc: usize) -> Timestamp {
+        Timestamp(self.t.saturating_add_signed(self.procs[proc].skew))
+    }
+
+    /// Sends into a scheduler's inbox, after `delay`.
+    pub(crate) fn tell(&mut self, (proc, inc): (usize, u32), delay: u64, msg: Msg) {
+        self.after(delay, Ev::Inbox { proc, inc, msg: Box::new(msg) });
+    }
+
+    /// Takes the leadership, whoever has it, and recovers.
+    pub(crate) fn lead(&mut self, proc: usize) {
+        if self.procs[proc].core.is_some() {
+            if proc == self.leader {
+                return;
+            }
+            // It had led before and does not know better: it is started anew.
+            self.stopped(proc);
+        }
+        if self.procs[self.leader].core.is_some() {
+            self.counts.add(Count::TakeOver);
+        }
+        self.procs[proc].inc += 1;
+        let inc = self.procs[proc].inc;
+        self.leader = proc;
+        self.store.epoch = self.store.epoch.next();
+        if self.may_crash(Count::CrashBeforeAppend).is_err() {
+            self.crashed(proc);
+            return;
+        }
+        let c = self.recover();
+        Oracle::recovered(self, &c);
+        let version = c.version.0;
+        let core = Core {
+            epoch: self.store.epoch,
+            c,
+            durable: version,
+            in_air: 0,
+            answers: VecDeque::new(),
+            flights: BTreeMap::new(),
+            sessions: BTreeMap::new(),
+            heard: BTreeMap::new(),
+            inbox: VecDeque::new(),
+            stepping: false,
+            offers: Vec::new(),
+            plan_wanted: true,
+            planned: 0,
+            effects_wanted: true,
+            snapshot_at: version,
+            checked: self.t,
+        };
+        self.procs[proc].core = Some(Box::new(core));
+        self.after(1, Ev::Tick { proc, inc });
+        self.after(2, Ev::PollOffers { proc, inc });
+        self.after(3, Ev::PollList { proc, inc });
+    }
+
+    fn recover(&mut self) -> Cluster {
+        self.counts.add(Count::Recovery);
+        // A snapshot that cannot be read is set aside; the records behind it are still there.
+        let aside = !self.calm && self.rng.percent(10);
+        if aside && self.store.snapshot.take().is_some() {
+            self.counts.add(Count::SnapshotLost);
+        }
+        let (from, mut c) = self.store.snapshot.clone().unwrap_or_default();
+        if from > 0 {
+            self.counts.add(Count::SnapshotUsed);
+        }
+        if let Err(illegal) = replay(&mut c, &self.store.log[from as usize..]) {
+            self.violated("INV-01", format!("the log does not replay: {illegal}"));
+        }
+        c
+    }
+
+    /// Whether the process dies at this point.
+    pub(crate) fn may_crash(&mut self, point: Count) -> Result<(), Crash> {
+        if !self.calm && self.rng.chance(self.d.faults.crash_ppm) {
+            self.counts.add(point);
+            return Err(Crash);
+        }
+        Ok(())
+    }
+
+    fn crashed(&mut self, proc: usize) {
+        self.counts.add(Count::SchedulerCrash);
+        self.trace.line(|| format!("scheduler {proc} crashes"));
+        self.stopped(proc);
+    }
+
+    /// A process is no more: its streams break, and if it led, another one will.
+    fn stopped(&mut self, proc: usize) {
+        let inc = self.procs[proc].inc;
+        self.procs[proc].core = None;
+        self.store_lost_writer(proc, inc);
+        self.procs[proc].inc += 1;
+        self.scheduler_conns_break(proc, inc);
+        if proc == self.leader {
+            let next = self.rng.below(self.procs.len() as u64) as usize;
+            let away = self.rng.within(AWAY_MS.0, AWAY_MS.1);
+            self.after(away, Ev::Lead { proc: next });
+        }
+    }
+
+    /// Works with the core of a process, if it is up; it may die doing so.
+    fn with_core(
+        &mut self,
+        (proc, inc): (usize, u32),
+        work: impl FnOnce(&mut World, &mut Core) -> Result<(), Crash>,
+    ) {
+        if self.procs[proc].inc != inc {
+            return;
+        }
+        let Some(mut core) = self.procs[proc].core.take() else { return };
+        match work(self, &mut core) {
+            Ok(()) => {
+                if !core.stepping && !core.inbox.is_empty() && core.has_room() {
+                    core.stepping = true;
+                    self.after(1, Ev::Step { proc, inc });
+                }
+                self.procs[proc].core = Some(core);
+            }
+            Err(Crash) => self.crashed(proc),
+        }
+    }
+
+    pub(crate) fn inbox(&mut self, who: (usize, u32), msg: Msg) {
+        self.with_core(who, |_, core| {
+            core.inbox.push_back(msg);
+            Ok(())
+        });
+    }
+
+    pub(crate) fn step(&mut self, who: (usize, u32)) {
+        self.with_core(who, |world, core| {
+            core.stepping = false;
+            if !core.has_room() {
+                return Ok(());
+            }
+            let mut events = Vec::new();
+            for msg in std::mem::take(&mut core.inbox) {
+                world.take(who, core, msg, &mut events);
+            }
+            world.maybe_plan(who, core, &mut events);
+            world.append(who, core, events)
+        });
+    }
+
+    pub(crate) fn tick(&mut self, who: (usize, u32)) {
+        self.with_core(who, |world, core| {
+            // A leader asks the store now and then whether it still leads: an append of nothing.
+            if core.epoch != world.store.epoch && world.t - core.checked >= LEAD_CHECK {
+                world.after(1, Ev::Appended { proc: who.0, inc: who.1, result: Err(Refused::Fenced) });
+                return Ok(());
+            }
+            core.checked = if core.epoch == world.store.epoch { world.t } else { core.checked };
+            let busy = !core.c.live.is_empty() || !core.c.queue.is_empty();
+            let period = world.d.tick_ms * if busy { 1 } else { IDLE_TICKS };
+            world.after(period, Ev::Tick { proc: who.0, inc: who.1 });
+            core.effects_wanted = true;
+            if core.in_air >= APPENDS_MAX {
+                return Ok(());
+            }
+            let mut events = Vec::new();
+            world.decide(who, core, &Input::Tick, &mut events);
+            for node in world.silent_nodes(core) {
+                world.decide(who, core, &Input::LeaseExpired { node }, &mut events);
+            }
+            core.plan_wanted |= !core.c.queue.is_empty();
+            world.maybe_plan(who, core, &mut events);
+            world.append(who, core, events)
+        });
+    }
+
+    fn silent_nodes(&self, core: &mut Core) -> Vec<NodeId> {
+        let ttl = self.d.policies.lease_ttl.0;
+        let ready: Vec<NodeId> =
+            core.c.live_nodes().filter(|n| n.state == NodeState::Ready).map(|n| n.id).collect();
+        let silent = |node: &NodeId| match core.sessions.get(node) {
+            // Heartbeats come all the time on a stream that works.
+            Some(conn) if self.flows(*conn) => false,
+            Some(conn) => self.t.saturating_sub(self.conns[*conn].cut_at) > ttl,
+            None => self.t - *core.heard.entry(*node).or_insert(self.t) > ttl,
+        };
+        ready.into_iter().filter(silent).collect()
+    }
+
+    fn take(&mut self, who: (usize, u32), core: &mut Core, msg: Msg, events: &mut Vec<Event>) {
+        match msg {
+            Msg::Submit { client } => {
+                let plan = &self.d.jobs[client];
+                let (client_key, uuid, spec) =
+                    (plan.client_key.clone(), plan.uuid.clone(), plan.spec.clone());
+                let job_key = client_key.clone();
+                self.decide(who, core, &Input::Submit { client_key, uuid, spec }, events);
+                let job = core.c.by_client_key.get(job_key.as_str()).copied().unwrap_or(JobId(0));
+                core.answer(Answer::Client { client, reply: Reply::Submitted(job) });
+            }
+            Msg::Wish { client, wish, input } => {
+                self.decide(who, core, &input, events);
+                core.answer(Answer::Client { client, reply: Reply::Wished(wish) });
+            }
+            Msg::Input(input) => self.decide(who, core, &input, events),
+            Msg::Offers(offers) => {
+                let input = Input::Offers { offers };
+                self.decide(who, core, &input, events);
+                if let Input::Offers { offers } = input {
+                    core.plan_wanted |= !core.c.queue.is_empty();
+                    core.offers = offers;
+                }
+            }
+            Msg::EffectOver(key) => {
+                if let Some(flight) = core.flights.get_mut(&key) {
+                    flight.busy = false;
+                }
+                core.effects_wanted = true;
+            }
+            Msg::Hello { conn, node, held } => self.hello(who, core, (conn, node), held, events),
+            Msg::Report { conn, id, node, grant: (task, generation), report } => {
+                core.heard.insert(node, self.t);
+                let finished = matches!(report, Report::Finished { .. });
+                self.decide(who, core, &Input::Reported { node, task, generation, report }, events);
+                let current = is_current(&core.c, node, task, generation);
+                let superseded = (!current && !finished).then_some((task, generation));
+                core.answer(Answer::Ack { conn, id, superseded });
+            }
+            Msg::Joined(node) => {
+                core.flights.retain(|(_, of, _), flight| flight.busy || *of != node);
+                core.effects_wanted = true;
+            }
+        }
+    }
+
+    fn hello(
+        &mut self,
+        who: (usize, u32),
+        core: &mut Core,
+        (conn, node): (usize, NodeId),
+        held: Vec<Grant>,
+        events: &mut Vec<Event>,
+    ) {
+        let state = core.c.nodes.get(&node).map(|known| known.state);
+        if !matches!(state, Some(NodeState::Booting | NodeState::Ready)) {
+            self.conn_break(conn);
+            return;
+        }
+        self.decide(who, core, &Input::WorkerJoined { node, held: held.clone() }, events);
+        let stale =
+            held.into_iter().filter(|(task, generation)| !is_current(&core.c, node, *task, *generation));
+        let stale = stale.collect();
+        core.answer(Answer::Welcome { conn, node, stale });
+    }
+
+    /// The shipped `decide` and `apply`, on the state that the appends in the air will lead to.
+    fn decide(&mut self, (proc, _): (usize, u32), core: &mut Core, input: &Input, events: &mut Vec<Event>) {
+        for event in decide(&core.c, &self.d.policies, self.clock(proc), input) {
+            if let Err(illegal) = apply(&mut core.c, &event) {
+                self.violated("INV-12", format!("a decision does not fit its own state: {illegal}"));
+                return;
+            }
+            core.plan_wanted |= wakes_planner(&event.fact);
+            core.effects_wanted |= owes_effects(&event.fact);
+            events.push(event);
+        }
+    }
+
+    fn maybe_plan(&mut self, who: (usize, u32), core: &mut Core, events: &mut Vec<Event>) {
+        if core.plan_wanted && self.t - core.planned >= self.d.plan_ms && !core.offers.is_empty() {
+            core.plan_wanted = false;
+            core.planned = self.t;
+            let input = Input::Plan { offers: std::mem::take(&mut core.offers) };
+            self.decide(who, core, &input, events);
+            if let Input::Plan { offers } = input {
+                core.offers = offers;
+            }
+        }
+    }
+
+    fn append(&mut self, who: (usize, u32), core: &mut Core, events: Vec<Event>) -> Result<(), Crash> {
+        if events.is_empty() {
+            self.release(core)?;
+        } else {
+            self.may_crash(Count::CrashBeforeAppend)?;
+            let expected = core.c.version.0 - events.len() as u64;
+            core.in_air += 1;
+            self.store_append(who, core.epoch, expected, events);
+            self.may_crash(Count::CrashAppending)?;
+        }
+        self.settled(who, core)
+    }
+
+    pub(crate) fn appended(&mut self, who: (usize, u32), result: Result<u64, Refused>) {
+        if self.procs[who.0].inc != who.1 {
+            return;
+        }
+        let Ok(version) = result else {
+            // Fenced: another one leads. The store's word ends this process; a standby of it may lead again.
+            self.trace.line(|| format!("scheduler {} is refused by the store and ends", who.0));
+            self.stopped(who.0);
+            return;
+        };
+        self.with_core(who, |world, core| {
+            core.in_air -= 1;
+            core.durable = version;
+            world.release(core)?;
+            world.settled(who, core)
+        });
+    }
+
+    fn release(&mut self, core: &mut Core) -> Result<(), Crash> {
+        while core.answers.front().is_some_and(|(version, _)| *version <= core.durable) {
+            self.may_crash(Count::CrashBeforeAnswer)?;
+            let Some((_, answer)) = core.answers.pop_front() else { break };
+            match answer {
+                Answer::Client { client, reply } => self.reply(client, reply),
+                Answer::Welcome { conn, node, stale } => {
+                    core.sessions.insert(node, conn);
+                    core.heard.insert(node, self.t);
+                    self.to_worker(conn, ToWorker::Welcome);
+                    for grant in stale {
+                        self.to_worker(conn, ToWorker::Superseded { grant });
+                    }
+                    core.inbox.push_back(Msg::Joined(node));
+                }
+                Answer::Ack { conn, id, superseded } => {
+                    if let Some(grant) = superseded {
+                        self.to_worker(conn, ToWorker::Superseded { grant });
+                    }
+                    self.to_worker(conn, ToWorker::Ack { id });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Everything known is durable: it may be acted on.
+    fn settled(&mut self, who: (usize, u32), core: &mut Core) -> Result<(), Crash> {
+        if core.in_air > 0 {
+            return Ok(());
+        }
+        if std::mem::take(&mut core.effects_wanted) {
+            self.effects(who, core)?;
+        }
+        if core.durable >= core.snapshot_at + self.d.snapshot_every {
+            core.snapshot_at = core.durable;
+            if !self.calm && self.rng.percent(10) {
+                self.counts.add(Count::SnapshotLost);
+            } else if core.epoch == self.store.epoch {
+                Oracle::snapshot(self, &core.c);
+                self.store.snapshot = Some((core.durable, core.c.clone()));
+            }
+        }
+        Ok(())
+    }
+
+    fn effects(&mut self, who: (usize, u32), core: &mut Core) -> Result<(), Crash> {
+        let owed = due(&core.c, self.clock(who.0));
+        let keys: Vec<Key> = owed.iter().map(Effect::key).collect();
+        core.flights.retain(|key, flight| flight.busy || keys.contains(key));
+        for effect in owed {
+            let t = self.t;
+            let flight = core.flights.entry(effect.key()).or_insert(Flight {
+                busy: false,
+                not_before: t,
+                tries: 0,
+            });
+            if flight.busy || flight.not_before > t {
+                continue;
+            }
+            flight.tries += 1;
+            let again = (CALL_AGAIN << (flight.tries.min(8) - 1)).min(CALL_AGAIN_MAX);
+            self.may_crash(Count::CrashBetweenEffects)?;
+            let told = self.start(who, core, effect.clone());
+            if let Some(flight) = core.flights.get_mut(&effect.key()) {
+                (flight.busy, flight.not_before) = match told {
+                    None => (true, t + again),
+                    Some(true) => (false, t + TELL_AGAIN),
+                    Some(false) => (false, t + LOOK_AGAIN),
+                };
+            }
+        }
+        Ok(())
+    }
+
+    /// `None`: a call to the cloud runs; else whether the worker was told.
+    fn start(&mut self, who: (usize, u32), core: &Core, effect: Effect) -> Option<bool> {
+        let key = effect.key();
+        let call = match effect {
+            Effect::Grant { node, task, generation } => {
+                let spec = core.c.spec(task)?.clone();
+                return Some(self.say(core, node, ToWorker::Grant { grant: (task, generation), spec }));
+            }
+            Effect::Stop { node, task, generation, why, deadline } => {
+                let grant = (task, generation);
+                return Some(self.say(core, node, ToWorker::Stop { grant, why, deadline: deadline.0 }));
+            }
+            Effect::Launch { node, key, pool, expires_at } => {
+                CloudCall::Launch { node, key, pool, expires_at: expires_at.0 }
+            }
+            Effect::Terminate { instance, .. } => CloudCall::Terminate { instance },
+            Effect::Drill { node, instance, notice } => {
+                CloudCall::Drill { node, instance, notice: notice.0 }
+            }
+        };
+        self.call(who, key, call);
+        None
+    }
+
+    fn say(&mut self, core: &Core, node: NodeId, message: ToWorker) -> bool {
+        match core.sessions.get(&node) {
+            Some(conn) => {
+                self.to_worker(*conn, message);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// A call runs beside the loop; whatever becomes of it, it is over after a while.
+    fn call(&mut self, who: (usize, u32), key: Key, call: CloudCall) {
+        let lost = !self.calm && self.rng.chance(self.d.faults.cloud_loss_ppm);
+        if lost {
+            self.counts.add(Count::CloudCallLost);
+            self.tell(who, CALL_TIMEOUT, Msg::EffectOver(key));
+        } else {
+            let delay = self.rng.within(10, 2000);
+            self.after(delay, Ev::Call { who, key, call: Box::new(call) });
+        }
+    }
+
+    /// The cloud's answer on its way back.
+    pub(crate) fn call_answered(&mut self, who: (usize, u32), key: Key, input: Option<Input>) {
+        let faults = &self.d.faults;
+        let (loss, late, double) = (faults.cloud_loss_ppm, faults.cloud_late_ppm, faults.cloud_double_ppm);
+        if !self.calm && self.rng.chance(loss) {
+            self.counts.add(Count::CloudAnswerLost);
+            self.tell(who, CALL_TIMEOUT, Msg::EffectOver(key));
+            return;
+        }
+        let late = !self.calm && self.rng.chance(late);
+        let delay = if late { self.rng.within(5000, CALL_TIMEOUT) } else { self.rng.within(10, 500) };
+        if late {
+            self.counts.add(Count::CloudAnswerLate);
+        }
+        if let Some(input) = input {
+            if !self.calm && self.rng.chance(double) {
+                self.counts.add(Count::CloudAnswerDoubled);
+                let again = delay + self.rng.within(1, 120_000);
+                self.tell(who, again, Msg::Input(input.clone()));
+            }
+            self.tell(who, delay, Msg::Input(input));
+        }
+        self.tell(who, delay + 1, Msg::EffectOver(key));
+    }
+}
+
+impl Core {
+    fn has_room(&self) -> bool {
+        self.in_air < APPENDS_MAX && (self.in_air == 0 || !self.effects_wanted)
+    }
+
+    fn answer(&mut self, answer: Answer) {
+        self.answers.push_back((self.c.version.0, answer));
+    }
+
+    /// Whether nothing is on its way to the store.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.in_air == 0
+    }
+}
+
+/// Facts that may make an effect due, as in the engine.
+fn owes_effects(fact: &Fact) -> bool {
+    !matches!(
+        fact,
+        Fact::JobSubmitted { .. }
+            | Fact::TaskHeld { .. }
+            | Fact::TaskReleased { .. }
+            | Fact::TaskWaits { .. }
+            | Fact::AttemptProgressed { .. }
+            | Fact::CheckpointCommitted { .. }
+            | Fact::NodeRepriced { .. }
+            | Fact::PoolCooled { .. }
+    )
+}
+
+/// Facts after which something that waits might be placed, as in the engine.
+fn wakes_planner(fact: &Fact) -> bool {
+    matches!(
+        fact,
+        Fact::JobSubmitted { .. }
+            | Fact::TaskReleased { .. }
+            | Fact::AttemptEnded { .. }
+            | Fact::NodeJoined { .. }
+            | Fact::NodeRefused { .. }
+            | Fact::NodeGone { .. }
+    )
+}
+
+/// Whether a stop lets the command save first.
+pub(crate) fn saves_first(why: StopWhy) -> bool {
+    why != StopWhy::Cancel
+}
