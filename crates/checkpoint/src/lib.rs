@@ -17,6 +17,8 @@ mod address;
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
 mod error;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod key;
 mod log;
 mod manifest;

@@ -62,7 +62,7 @@ pub(super) async fn watch(config: &WatchConfig, client: &Client, tell: &mpsc::Se
 }
 
 /// `{"action":"terminate","time":"2020-04-24T17:11:44Z"}`; anything else is no notice.
-fn parse_instance_action(body: &str) -> Option<Timestamp> {
+pub(super) fn parse_instance_action(body: &str) -> Option<Timestamp> {
     #[derive(Deserialize)]
     struct InstanceAction {
         action: String,
@@ -74,7 +74,7 @@ fn parse_instance_action(body: &str) -> Option<Timestamp> {
 }
 
 /// `{"noticeTime":"2020-10-16T19:18:24Z"}`
-fn parse_rebalance(body: &str) -> Option<Timestamp> {
+pub(super) fn parse_rebalance(body: &str) -> Option<Timestamp> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
     struct Rebalance {

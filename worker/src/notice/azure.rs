@@ -19,7 +19,7 @@ const FIRST_TIMEOUT: Duration = Duration::from_secs(125);
 
 /// A preemption of this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Preempt {
+pub(super) struct Preempt {
     id: String,
     /// Absent once it has started.
     not_before: Option<Timestamp>,
@@ -124,7 +124,7 @@ async fn own_name(config: &WatchConfig, client: &Client) -> Option<String> {
 }
 
 /// `None`: the document is not understood. `Some(None)`: nothing is planned for `own`.
-fn parse_events(body: &str, own: &str) -> Option<Option<Preempt>> {
+pub(super) fn parse_events(body: &str, own: &str) -> Option<Option<Preempt>> {
     #[derive(Deserialize)]
     #[serde(rename_all = "PascalCase")]
     struct Document {

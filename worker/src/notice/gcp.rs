@@ -67,7 +67,7 @@ async fn ask(config: &WatchConfig, client: &Client, etag: Option<&str>) -> Optio
 }
 
 /// `TRUE` or `FALSE`; anything else is neither.
-fn parse_preempted(body: &str) -> Option<bool> {
+pub(super) fn parse_preempted(body: &str) -> Option<bool> {
     match body.trim() {
         "TRUE" => Some(true),
         "FALSE" => Some(false),
