@@ -2,6 +2,7 @@
 //! and nothing outside loopback is reached.
 #![expect(clippy::unwrap_used, reason = "a helper of tests fails the test that called it")]
 
+mod access;
 mod acting;
 mod common;
 mod logs;

@@ -77,6 +77,18 @@ impl World {
     }
 }
 
+impl World {
+    /// A new term that serves with TLS.
+    pub async fn start_secured(&self, security: std::sync::Arc<spotq_engine::Security>) -> Served {
+        let engine = spotq_engine::start(self.config()).await.unwrap();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("https://{}", listener.local_addr().unwrap());
+        let forever = std::future::pending();
+        let server = tokio::spawn(spotq_engine::serve_secured(&engine, listener, security, forever));
+        Served { engine, url, _server: Server(server.abort_handle()) }
+    }
+}
+
 /// One term of a scheduler.
 pub struct Served {
     pub engine: Running,
