@@ -10,6 +10,9 @@ use crate::counts::Count;
 use crate::oracle::Oracle;
 use crate::world::{Ev, World};
 
+/// From the disk to the scheduler that waits for it.
+const RESULT_MS: u64 = 2;
+
 /// The disk of the cluster, shared by all schedulers.
 #[derive(Debug, Default)]
 pub(crate) struct Store {
@@ -65,8 +68,8 @@ impl World {
         let Some(pending) = self.store.pending.remove(&id) else { return };
         let (proc, inc) = (pending.proc, pending.inc);
         let result = self.commit(pending);
-        let delay = self.rng.within(1, 5);
-        self.after(delay, Ev::Appended { proc, inc, result });
+        // Results come in the order of the appends.
+        self.after(RESULT_MS, Ev::Appended { proc, inc, result });
     }
 
     fn commit(&mut self, pending: Pending) -> Result<u64, Refused> {
