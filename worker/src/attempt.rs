@@ -4,7 +4,7 @@
 //! slow work runs beside it and comes back as an input.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use spotq_model::{JobSpec, Signal, SignalTarget, Timestamp};
@@ -19,10 +19,11 @@ use crate::observe::{self, Seen, SharedSeen, Sight, lock};
 use crate::process::{self, Ended, Launch, Pumps};
 use crate::progress::Progress;
 use crate::pushes::{self, LastPushes, Push, Reporter};
+use crate::restoring::Restoring;
 use crate::saves::{Pace, Quiet, Saves};
-use crate::supervise::{Action, Blame, End, Finish, Input, Machine, News, Phase, Pushed, Rules, Stop};
+use crate::supervise::{Action, End, Finish, Input, Machine, News, Phase, Pushed, Rules, Stop};
 use crate::tree::Tree;
-use crate::uploads::{Refusal, RestoredFrom, StoreAddress, Uploads, link_directory};
+use crate::uploads::{RestoredFrom, StoreAddress, Uploads, link_directory};
 use crate::words;
 
 /// Inputs on the way to one attempt. Each source has at most a few outstanding.
@@ -101,7 +102,8 @@ struct Attempt {
     cwd: PathBuf,
     log: LogWriter,
     seen: SharedSeen,
-    uploads: Option<Arc<Uploads>>,
+    /// Set once the store could be opened.
+    uploads: Arc<OnceLock<Arc<Uploads>>>,
     restored: Arc<Mutex<RestoredFrom>>,
     inputs: mpsc::Sender<Input>,
     tell: mpsc::Sender<Told>,
@@ -144,7 +146,7 @@ impl Attempt {
             cwd,
             log,
             seen: Arc::new(Mutex::new(Seen { saves, progress, not_before: None })),
-            uploads: None,
+            uploads: Arc::default(),
             restored: Arc::default(),
             inputs,
             tell,
@@ -209,7 +211,7 @@ impl Attempt {
 
     async fn perform(&mut self, action: Action) -> Option<Input> {
         match action {
-            Action::Restore => return self.start_restore(),
+            Action::Restore => self.start_restore(),
             Action::AbandonRestore => {
                 if let Some(task) = self.restoring.take() {
                     task.abort();
@@ -243,39 +245,20 @@ impl Attempt {
         None
     }
 
-    fn start_restore(&mut self) -> Option<Input> {
-        let spec = &self.order.spec;
-        let generation = self.order.id.generation;
-        let opened = Uploads::open(&self.order.store, generation, &spec.checkpoint, &spec.outputs);
-        let uploads = match opened {
-            Ok(uploads) => Arc::new(uploads),
-            Err(message) => return Some(Input::RestoreFailed { message, blame: Blame::Job }),
+    fn start_restore(&mut self) {
+        let restoring = Restoring {
+            order: self.order.clone(),
+            uploads: Arc::clone(&self.uploads),
+            dir: self.places.checkpoint.clone(),
+            work: self.order.spec.workdir.is_none().then(|| self.places.work.clone()),
+            restored: Arc::clone(&self.restored),
+            seen: Arc::clone(&self.seen),
+            log: self.log.clone(),
         };
-        self.uploads = Some(Arc::clone(&uploads));
-        let (dir, newest_step) = (self.places.checkpoint.clone(), self.order.store.newest_step);
-        let (restored, seen, inputs) =
-            (Arc::clone(&self.restored), Arc::clone(&self.seen), self.inputs.clone());
-        let work = spec.workdir.is_none().then(|| self.places.work.clone());
+        let inputs = self.inputs.clone();
         self.restoring = Some(tokio::spawn(async move {
-            let input = match uploads.restore(&dir, newest_step).await {
-                Ok(from) => {
-                    if let (Some(work), true) = (&work, from.checkpoint.is_some()) {
-                        uploads.restore_outputs(work).await;
-                    }
-                    *restored.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = from;
-                    // What was restored is held by the store already.
-                    let looker = lock(&seen).saves.looker();
-                    if let Ok(look) = tokio::task::spawn_blocking(move || looker.look(&dir)).await {
-                        lock(&seen).saves.skip(&look);
-                    }
-                    Input::Restored
-                }
-                Err(Refusal::Superseded { by }) => Input::Fenced { by },
-                Err(Refusal::Failed { message, blame }) => Input::RestoreFailed { message, blame },
-            };
-            let _ = inputs.send(input).await;
+            let _ = inputs.send(restoring.run().await).await;
         }));
-        None
     }
 
     fn spawn_command(&mut self) -> Input {
@@ -412,7 +395,8 @@ impl Attempt {
     /// Outputs follow each commit; one upload at a time, and what it misses the next one or the last one takes.
     fn start_outputs(&mut self) {
         let busy = self.outputs.as_ref().is_some_and(|task| !task.is_finished());
-        let Some(uploads) = self.uploads.clone().filter(|uploads| uploads.has_outputs() && !busy) else {
+        let Some(uploads) = self.uploads.get().cloned().filter(|uploads| uploads.has_outputs() && !busy)
+        else {
             return;
         };
         let cwd = self.cwd.clone();
@@ -433,6 +417,7 @@ impl Attempt {
             cwd: self.cwd.clone(),
             pace: pace_after(self.end, self.asked_to_end),
             log: self.log.clone(),
+            succeeded: !self.asked_to_end && self.end.is_some_and(|end| end.code == Some(0)),
             earlier: [self.push.take(), self.outputs.take()].into_iter().flatten().collect(),
         };
         self.push = Some(tokio::spawn(last.run(self.inputs.clone())));
@@ -440,7 +425,7 @@ impl Attempt {
 
     fn pusher(&self) -> Option<Push> {
         Some(Push {
-            uploads: self.uploads.clone()?,
+            uploads: self.uploads.get().cloned()?,
             dir: self.places.checkpoint.clone(),
             seen: Arc::clone(&self.seen),
             reporter: Reporter { id: self.order.id, tell: self.tell.clone() },

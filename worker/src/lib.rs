@@ -24,6 +24,7 @@ mod process;
 mod progress;
 mod pushes;
 mod renames;
+mod restoring;
 mod saves;
 mod session;
 mod shim;

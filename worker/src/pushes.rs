@@ -47,6 +47,8 @@ pub struct LastPushes {
     pub cwd: PathBuf,
     pub pace: Pace,
     pub log: LogWriter,
+    /// The command ended well, and by itself.
+    pub succeeded: bool,
     /// Pushes under way; the last ones begin after them.
     pub earlier: Vec<JoinHandle<()>>,
 }
@@ -135,6 +137,7 @@ impl LastPushes {
             }
             let problem = (!problems.is_empty()).then(|| problems.join("; "));
             let Some(problem) = problem.clone().filter(|_| !hopeless) else {
+                self.tell_missing_outputs().await;
                 let _ = inputs.send(Input::FinalDone { problem }).await;
                 return;
             };
@@ -144,6 +147,15 @@ impl LastPushes {
             let _ = inputs.send(Input::FinalFailed { problem }).await;
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    async fn tell_missing_outputs(&self) {
+        if !self.succeeded {
+            return;
+        }
+        for glob in self.push.uploads.outputs_without_files(&self.cwd).await {
+            self.log.note(&format!("`outputs: {glob}` matches no file of the working directory"));
         }
     }
 

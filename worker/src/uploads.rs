@@ -46,7 +46,7 @@ impl std::fmt::Debug for StoreAddress {
 #[derive(Debug)]
 pub struct Uploads {
     repository: Repository,
-    outputs: Option<(Repository, Selection)>,
+    outputs: Option<Outputs>,
     generation: Generation,
     everything: Selection,
     /// Without names that savers give to what is not complete yet.
@@ -61,6 +61,17 @@ pub struct Uploads {
 pub struct RestoredFrom {
     pub checkpoint: Option<v1::Checkpoint>,
     pub fell_back: u32,
+    /// What is wrong with each newer one that was found damaged now, for people.
+    pub damaged: Vec<String>,
+}
+
+/// The declared outputs of a job.
+#[derive(Debug)]
+struct Outputs {
+    repository: Repository,
+    chosen: Selection,
+    /// Each glob as it was written, and what it alone takes.
+    each: Vec<(String, Selection)>,
 }
 
 /// Why an attempt cannot go on.
@@ -83,30 +94,51 @@ pub struct Held {
 }
 
 impl Uploads {
-    /// Opens the job's checkpoints, and its outputs if it declares any.
+    /// Opens the job's checkpoints, and its outputs if it declares any. Waits for a store that is away.
     ///
     /// # Errors
-    /// An address or glob that cannot be used; the text is for people.
-    pub fn open(
+    /// See [`Refusal`].
+    pub async fn open(
         address: &StoreAddress,
         generation: Generation,
         spec: &CheckpointSpec,
         outputs: &[String],
-    ) -> Result<Uploads, String> {
+        away: &(dyn Fn(&str) + Sync),
+    ) -> Result<Uploads, Refusal> {
+        let mut patience = Patience::new(away);
+        loop {
+            let error = match Self::open_once(address, generation, spec, outputs) {
+                Ok(uploads) => return Ok(uploads),
+                Err(error) => error,
+            };
+            let waited = patience.after(error).await;
+            waited
+                .map_err(|error| refusal("cannot open the checkpoint store", &error, address.newest_step))?;
+        }
+    }
+
+    fn open_once(
+        address: &StoreAddress,
+        generation: Generation,
+        spec: &CheckpointSpec,
+        outputs: &[String],
+    ) -> Result<Uploads, CheckpointError> {
         let open = |url: &str| {
             let given = address.given.iter().map(|(name, value)| (name.into(), value.into()));
             let env = crate::environment::of_store(std::env::vars_os().chain(given));
-            Repository::from_url(url, address.key.clone(), env, Options::default()).map_err(|e| e.to_string())
+            Repository::from_url(url, address.key.clone(), env, Options::default())
         };
         let temporary: Vec<String> =
             temporary_names(Profile::Rename).iter().map(|glob| (*glob).to_owned()).collect();
-        let everything = Selection::new(&[], &[]).map_err(|e| e.to_string())?;
-        let finished = Selection::new(&[], &temporary).map_err(|e| e.to_string())?;
+        let everything = Selection::new(&[], &[])?;
+        let finished = Selection::new(&[], &temporary)?;
         let outputs = if outputs.is_empty() {
             None
         } else {
-            let chosen = Selection::new(outputs, &[]).map_err(|e| format!("`outputs:` {e}"))?;
-            Some((open(&outputs_url(&address.url))?, chosen))
+            let alone = |glob: &String| Ok((glob.clone(), Selection::new(std::slice::from_ref(glob), &[])?));
+            let each = outputs.iter().map(alone).collect::<Result<_, CheckpointError>>()?;
+            let chosen = Selection::new(outputs, &[])?;
+            Some(Outputs { repository: open(&outputs_url(&address.url))?, chosen, each })
         };
         let repository = open(&address.url)?;
         Ok(Uploads {
@@ -124,40 +156,27 @@ impl Uploads {
     ///
     /// # Errors
     /// See [`Refusal`].
-    pub async fn restore(&self, dir: &Path, newest_step: Option<u64>) -> Result<RestoredFrom, Refusal> {
-        let mut pause = RESTORE_PAUSE;
-        for attempt in 1.. {
-            match self.restore_once(dir, newest_step).await {
+    pub async fn restore(
+        &self,
+        dir: &Path,
+        newest_step: Option<u64>,
+        away: &(dyn Fn(&str) + Sync),
+    ) -> Result<RestoredFrom, Refusal> {
+        let mut patience = Patience::new(away);
+        loop {
+            let error = match self.restore_once(dir, newest_step).await {
                 Ok(restored) => return Ok(restored),
-                Err(CheckpointError::Superseded { by }) => return Err(Refusal::Superseded { by: by.0 }),
-                Err(error @ CheckpointError::Unavailable { .. }) if attempt < RESTORE_TRIES => {
-                    tracing::warn!(%error, attempt, "the checkpoint store is away; trying again");
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(RESTORE_PAUSE_MAX);
-                }
-                Err(error) => {
-                    let blame = match &error {
-                        CheckpointError::Unavailable { .. } | CheckpointError::NoSpace { .. } => {
-                            Blame::Surroundings
-                        }
-                        _ => Blame::Job,
-                    };
-                    let cause =
-                        std::error::Error::source(&error).map_or_else(String::new, |e| format!(": {e}"));
-                    return Err(Refusal::Failed {
-                        message: format!("cannot restore: {error}{cause}"),
-                        blame,
-                    });
-                }
-            }
+                Err(error) => error,
+            };
+            let waited = patience.after(error).await;
+            waited.map_err(|error| refusal("cannot restore", &error, newest_step))?;
         }
-        unreachable!("the loop ends by its last try")
     }
 
     /// Brings back what earlier attempts left as outputs; problems are only told.
     pub async fn restore_outputs(&self, work: &Path) {
-        if let Some((repository, _)) = &self.outputs
-            && let Err(error) = repository.pull(work, &|_| {}).await
+        if let Some(outputs) = &self.outputs
+            && let Err(error) = outputs.repository.pull(work, &|_| {}).await
         {
             tracing::warn!(%error, "outputs of earlier attempts were not brought back");
         }
@@ -210,7 +229,9 @@ impl Uploads {
     /// Those of the store.
     pub async fn push_outputs(&self, work: &Path) -> Result<(), CheckpointError> {
         // A command may remove its own directory: then it has no outputs.
-        let Some((repository, selection)) = self.outputs.as_ref().filter(|_| work.is_dir()) else {
+        let Some(Outputs { repository, chosen: selection, .. }) =
+            self.outputs.as_ref().filter(|_| work.is_dir())
+        else {
             return Ok(());
         };
         let request = PushRequest {
@@ -232,6 +253,21 @@ impl Uploads {
             }
         }
         Ok(())
+    }
+
+    /// The globs of `outputs:` that take nothing of the working directory.
+    pub async fn outputs_without_files(&self, work: &Path) -> Vec<String> {
+        let Some(outputs) = self.outputs.as_ref() else { return Vec::new() };
+        let mut without = Vec::new();
+        for (glob, alone) in &outputs.each {
+            let found =
+                if work.is_dir() { outputs.repository.scan(work, alone).await } else { return Vec::new() };
+            // A directory that cannot be read is told by the upload itself.
+            if found.is_ok_and(|found| found.is_empty()) {
+                without.push(glob.clone());
+            }
+        }
+        without
     }
 
     #[must_use]
@@ -316,8 +352,63 @@ impl Uploads {
                 ),
             });
         }
-        Ok(RestoredFrom { checkpoint, fell_back: u32::try_from(passed_over).unwrap_or(u32::MAX) })
+        let damaged = fell_back.iter().map(|passed| format!("{} {}", passed.object, passed.why)).collect();
+        let fell_back = u32::try_from(passed_over).unwrap_or(u32::MAX);
+        Ok(RestoredFrom { checkpoint, fell_back, damaged })
     }
+}
+
+/// Waits while the store is away, between [`RESTORE_TRIES`] tries; says so once.
+struct Patience<'a> {
+    tries: u32,
+    pause: Duration,
+    away: &'a (dyn Fn(&str) + Sync),
+}
+
+impl<'a> Patience<'a> {
+    fn new(away: &'a (dyn Fn(&str) + Sync)) -> Self {
+        Patience { tries: 1, pause: RESTORE_PAUSE, away }
+    }
+
+    /// Returns when it is time to try again.
+    ///
+    /// # Errors
+    /// The error that it was given, if trying again would not help or was done often enough.
+    async fn after(&mut self, error: CheckpointError) -> Result<(), CheckpointError> {
+        if !matches!(error, CheckpointError::Unavailable { .. }) || self.tries >= RESTORE_TRIES {
+            return Err(error);
+        }
+        tracing::warn!(%error, self.tries, "the checkpoint store is away; trying again");
+        if self.tries == 1 {
+            (self.away)(&error.to_string());
+        }
+        tokio::time::sleep(self.pause).await;
+        self.pause = (self.pause * 2).min(RESTORE_PAUSE_MAX);
+        self.tries += 1;
+        Ok(())
+    }
+}
+
+/// A job whose work was committed before had the right address, key and permissions then: whatever is wrong with its
+/// store now is no reason to end it. A job that never committed anything learns at once that it asks for the impossible.
+fn refusal(what: &str, error: &CheckpointError, newest_step: Option<u64>) -> Refusal {
+    let blame = match error {
+        CheckpointError::Superseded { by } => return Refusal::Superseded { by: by.0 },
+        CheckpointError::Unavailable { .. } | CheckpointError::NoSpace { .. } => Blame::Surroundings,
+        CheckpointError::Changed { .. }
+        | CheckpointError::Refused { .. }
+        | CheckpointError::Corrupt { .. }
+        | CheckpointError::Denied { .. }
+        | CheckpointError::Invalid { .. } => {
+            if newest_step.is_some() {
+                Blame::Surroundings
+            } else {
+                Blame::Job
+            }
+        }
+    };
+    let cause = std::error::Error::source(error).map_or_else(String::new, |e| format!(": {e}"));
+    Refusal::Failed { message: format!("{what}: {error}{cause}"), blame }
 }
 
 /// Outputs have a repository of their own below the job's prefix.
@@ -402,7 +493,7 @@ mod tests {
         runtime.block_on(async {
             let files = dir.path().join("files");
             std::fs::create_dir(&files).unwrap();
-            let first = Uploads::open(&address, Generation(1), &spec, &[]).unwrap();
+            let first = Uploads::open(&address, Generation(1), &spec, &[], &|_| {}).await.unwrap();
             let looker =
                 crate::saves::Saves::new(Profile::Rename, Default::default(), None).unwrap().looker();
             for step in [1, 2] {
@@ -410,11 +501,12 @@ mod tests {
                 let held = first.push(&files, looker.clone(), |_| true, |_| None).await.unwrap().unwrap();
                 assert_eq!(held.committed.unwrap().step, Some(step));
             }
-            let dead = Uploads::open(&address, Generation(2), &spec, &[]).unwrap();
+            let dead = Uploads::open(&address, Generation(2), &spec, &[], &|_| {}).await.unwrap();
             let newest = dead.repository.head().await.unwrap().unwrap().checkpoint;
             dead.repository.quarantine(Generation(2), newest, "damaged").await.unwrap();
-            let next = Uploads::open(&address, Generation(3), &spec, &[]).unwrap();
-            let restored = next.restore(&dir.path().join("restored"), address.newest_step).await.unwrap();
+            let next = Uploads::open(&address, Generation(3), &spec, &[], &|_| {}).await.unwrap();
+            let restored =
+                next.restore(&dir.path().join("restored"), address.newest_step, &|_| {}).await.unwrap();
             assert_eq!((restored.checkpoint.unwrap().step, restored.fell_back), (Some(1), 1));
         });
     }

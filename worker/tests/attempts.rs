@@ -484,3 +484,36 @@ fn a_stray_ends_with_the_last_attempt_that_it_may_belong_to_and_not_before() {
     bed.scheduler.finished(first);
     assert!(!one.lives() && !two.lives());
 }
+
+#[test]
+fn a_store_that_is_away_or_empty_when_a_replacement_starts_is_not_the_jobs_fault() {
+    let bed = Bed::new();
+    let mut spec = shell("echo started");
+    spec.outputs = vec!["*.txt".to_owned()];
+    // Empty, as the mount point of a store that is not mounted: its emptiness is certain at once.
+    std::fs::create_dir(bed.store()).unwrap();
+    let grant = bed.scheduler.grant_from_step(1, 2, &spec, &bed.store(), Some(50));
+    let end = bed.scheduler.finished(grant);
+    assert_eq!((end.exit_code, end.launch_error), (None, None));
+    assert!(end.detail.unwrap().contains("step 50 was committed"));
+    // Away: the attempt waits for it.
+    std::fs::remove_dir_all(bed.store()).unwrap();
+    std::fs::write(bed.store(), "no directory").unwrap();
+    let grant = bed.grant(2, 1, &spec);
+    bed.scheduler.wait_log(grant, "waiting for the checkpoint store");
+    std::fs::remove_file(bed.store()).unwrap();
+    assert_eq!(bed.scheduler.finished(grant).exit_code, Some(0));
+}
+
+#[test]
+fn a_pattern_of_outputs_without_files_is_told_when_the_command_ended_well() {
+    let bed = Bed::new();
+    let mut spec = shell("echo x > there.txt");
+    spec.outputs = vec!["there.txt".to_owned(), "nothing/*.bin".to_owned()];
+    assert_eq!(bed.run(1, &spec).exit_code, Some(0));
+    let log = bed.scheduler.log(common::grant(1, 1));
+    assert!(
+        log.contains("`outputs: nothing/*.bin` matches no file") && !log.contains("outputs: there"),
+        "{log}"
+    );
+}

@@ -100,6 +100,18 @@ impl Scheduler {
     }
 
     pub fn grant(&self, job: u32, generation: u64, spec: &JobSpec, store: &Path) -> v1::Grant {
+        self.grant_from_step(job, generation, spec, store, None)
+    }
+
+    /// To a job whose newest commit had this step.
+    pub fn grant_from_step(
+        &self,
+        job: u32,
+        generation: u64,
+        spec: &JobSpec,
+        store: &Path,
+        newest_step: Option<u64>,
+    ) -> v1::Grant {
         let grant = grant(job, generation);
         self.send(Kind::Grant(v1::GrantTask {
             grant: Some(grant),
@@ -107,7 +119,7 @@ impl Scheduler {
             checkpoint_url: format!("file://{}", store.display()),
             checkpoint_key: vec![7; 32],
             job_uuid: "u".into(),
-            newest_step: None,
+            newest_step,
         }));
         grant
     }
