@@ -21,6 +21,21 @@ pub enum Command {
     Kills(KillsArgs),
     /// the shipped core in a simulated world of faults: virtual time, thousands of seeds
     Sim(SimArgs),
+    /// deliberate bugs in the core, one at a time: the simulation must find each of them
+    Mutations(MutationsArgs),
+}
+
+#[derive(Debug, Clone, clap::Args)]
+pub struct MutationsArgs {
+    /// Only those whose names contain this
+    #[arg(long, value_name = "TEXT")]
+    pub only: Option<String>,
+    /// Seeds within which a bug must be found
+    #[arg(long, default_value_t = 2000)]
+    pub seeds: u64,
+    /// The workspace whose sources are copied [default: the one that this program was built in]
+    #[arg(long, value_name = "DIR")]
+    pub root: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, clap::Args)]

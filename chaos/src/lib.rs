@@ -5,6 +5,7 @@
 
 pub mod cli;
 mod kills;
+pub mod mutations;
 mod plan;
 pub mod sim;
 mod system;

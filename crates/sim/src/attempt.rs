@@ -177,7 +177,7 @@ impl World {
             return;
         }
         if state.fence < grant.1 {
-            let delay = self.rng.within(10, 300);
+            let delay = self.put_delay();
             self.work_after(inst, grant, delay, Work::PutFence(seen));
             return;
         }
@@ -285,16 +285,26 @@ impl World {
         let checkpoint = state.next_checkpoint;
         if state.newest_generation > grant.1 {
             if blind {
-                // A writer that does not look: its entry is in the log, and every reader passes over it.
+                // A writer that does not look: its entries are in the log, and every reader passes over them.
+                if let Some(head) = state.head() {
+                    let reason = "a zombie says so".into();
+                    objects.put(seen, grant.1, Action::Quarantine { checkpoint: head.checkpoint, reason });
+                }
+                let seen = objects.log.len();
                 objects.put(seen, grant.1, commit(checkpoint, step));
-                objects.save(checkpoint, step, false);
+                objects.save(checkpoint, step);
                 self.counts.add(Count::BlindCommit);
             }
             self.attempt_fenced(inst, grant, state.newest_generation);
             return;
         }
-        let delay = self.rng.within(5, 200);
+        let delay = self.put_delay();
         self.work_after(inst, grant, delay, Work::PutCommit { seen, step, saved_at, checkpoint });
+    }
+
+    /// From the look at the log to the entry behind it: others may write in between.
+    fn put_delay(&mut self) -> u64 {
+        if !self.calm && self.rng.percent(3) { self.rng.within(1000, 20_000) } else { self.rng.within(5, 300) }
     }
 
     fn put_commit(
@@ -311,7 +321,7 @@ impl World {
             self.uploaded(inst, grant, step, saved_at);
             return;
         }
-        objects.save(checkpoint, step, false);
+        objects.save(checkpoint, step);
         let head = objects.state().heads.into_iter().rev().find(|head| head.checkpoint == checkpoint);
         self.counts.add(Count::Committed);
         Oracle::commits(self, grant, checkpoint, head.is_some());

@@ -60,7 +60,7 @@ counts! {
     PutLost = "log entries lost to another writer",
     UploadFailed = "uploads failed",
     Superseded = "writers refused by the fence",
-    Joined = "workers joined",
+    Dialled = "streams opened by workers",
     Committed = "checkpoints committed",
     Attempts = "attempts placed",
     DrainSaved = "notices whose save was owed and committed",

@@ -106,7 +106,7 @@ pub(crate) enum Wish {
 }
 
 pub(crate) fn draw(rng: &mut Rng, jobs: u32) -> Drawn {
-    let safety_ms = rng.within(300, 900) * 1000;
+    let safety_ms = rng.within(240, 600) * 1000;
     let faults = faults(rng);
     let policies = policies(rng);
     let offers = offers(rng);
@@ -115,8 +115,8 @@ pub(crate) fn draw(rng: &mut Rng, jobs: u32) -> Drawn {
         faults,
         policies,
         safety_ms,
-        tick_ms: *rng.pick(&[1000, 2000, 3000, 5000]),
-        plan_ms: *rng.pick(&[500, 2000, 4000]),
+        tick_ms: *rng.pick(&[2000, 3000, 5000]),
+        plan_ms: *rng.pick(&[2000, 4000, 8000]),
         poll_ms: rng.within(10, 40) * 1000,
         snapshot_every: *rng.pick(&[50, 200, 1000]),
         offers,

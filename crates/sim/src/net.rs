@@ -65,7 +65,7 @@ impl World {
             to_scheduler_at: 0,
             to_worker_at: 0,
         });
-        self.counts.add(Count::Joined);
+        self.counts.add(Count::Dialled);
         let node = self.cloud.insts[inst].node;
         let worker = &mut self.cloud.insts[inst].worker;
         (worker.conn, worker.welcomed) = (Some(conn), false);

@@ -43,12 +43,15 @@ impl Objects {
 
     /// The bytes of a checkpoint; `None` if they are not what was saved.
     pub(crate) fn read(&self, checkpoint: CheckpointSeq) -> Option<u64> {
-        let newest = self.saved.iter().rev().find(|saved| saved.checkpoint == checkpoint.0)?;
-        (!newest.corrupt).then_some(newest.step)
+        let found = self.saved.iter().find(|saved| saved.checkpoint == checkpoint.0)?;
+        (!found.corrupt).then_some(found.step)
     }
 
-    pub(crate) fn save(&mut self, checkpoint: CheckpointSeq, step: u64, corrupt: bool) {
-        self.saved.push(Saved { checkpoint: checkpoint.0, step, corrupt });
+    /// Writes an object; one that is there already stays as it is.
+    pub(crate) fn save(&mut self, checkpoint: CheckpointSeq, step: u64) {
+        if !self.saved.iter().any(|saved| saved.checkpoint == checkpoint.0) {
+            self.saved.push(Saved { checkpoint: checkpoint.0, step, corrupt: false });
+        }
     }
 
     /// Damages the newest checkpoint that is whole; says whether there was one.
@@ -64,10 +67,22 @@ impl Objects {
 
     /// How many checkpoints above this one were found damaged, by whichever attempt.
     pub(crate) fn set_aside_above(&self, checkpoint: u64) -> u32 {
-        let above = self.log.iter().filter(
-            |e| matches!(&e.action, Action::Quarantine { checkpoint: c, .. } if c.0 > checkpoint),
-        );
+        let above = self.log.iter().enumerate().filter(|(at, e)| {
+            let it = matches!(&e.action, Action::Quarantine { checkpoint: c, .. } if c.0 > checkpoint);
+            it && !self.shut_out(e.generation, *at)
+        });
         above.count() as u32
+    }
+
+    /// Whether a fence before its entry shut the writer of this checkpoint out.
+    pub(crate) fn is_void(&self, checkpoint: u64) -> bool {
+        let commits =
+            |e: &LogEntry| matches!(&e.action, Action::Commit { checkpoint: c, .. } if c.0 == checkpoint);
+        self.log.iter().position(commits).is_some_and(|at| self.shut_out(self.log[at].generation, at))
+    }
+
+    fn shut_out(&self, writer: Generation, before: usize) -> bool {
+        self.log[..before].iter().any(|e| matches!(e.action, Action::Fence) && e.generation > writer)
     }
 
     /// What counts, told from the log without the shipped `fold`: the newest commit of a generation that no fence
@@ -75,16 +90,12 @@ impl Objects {
     pub(crate) fn head_by_hand(&self) -> Option<(u64, u64)> {
         let mut best = None;
         for (at, entry) in self.log.iter().enumerate() {
-            let shut_out = |writer: Generation, before: usize| {
-                let earlier = &self.log[..before];
-                earlier.iter().any(|e| matches!(e.action, Action::Fence) && e.generation > writer)
-            };
             let Action::Commit { checkpoint, step, .. } = &entry.action else { continue };
             let damaged = self.log.iter().enumerate().any(|(n, e)| {
                 let it = matches!(&e.action, Action::Quarantine { checkpoint: c, .. } if c == checkpoint);
-                it && !shut_out(e.generation, n)
+                it && !self.shut_out(e.generation, n)
             });
-            if !shut_out(entry.generation, at) && !damaged {
+            if !self.shut_out(entry.generation, at) && !damaged {
                 best = Some((checkpoint.0, step.unwrap_or(0)));
             }
         }

@@ -23,7 +23,7 @@ const ORPHAN_MAX: u64 = 5 * 60_000;
 /// The whole state is checked after so many events; what an event touches is checked at once.
 const FULL_CHECK_EVERY: u64 = 512;
 /// Every so many seeds, all that was written is read as text: for planted secrets, and through JSON.
-const DEEP_EVERY: u64 = 4;
+pub(crate) const DEEP_EVERY: u64 = 16;
 
 /// The outside view of one run.
 #[derive(Debug, Default)]
@@ -178,13 +178,20 @@ impl Oracle {
         }
     }
 
-    /// INV-05, INV-06: what is restored is what was saved, and the newest of it that is whole.
+    /// INV-02, INV-05, INV-06: what is restored is what was saved, and the newest of it that is whole.
     pub(crate) fn restores(world: &mut World, (task, generation): Grant, found: Option<(u64, u64)>) {
         let expected = world.oracle.objects(task).head_by_hand();
         if expected != found {
             let text =
                 format!("generation {generation} of task {task} restores {found:?}, the log says {expected:?}");
-            world.violated("INV-05", text);
+            let (wanted, got) = (expected.map(|(c, _)| c), found.map(|(c, _)| c));
+            let void = got.is_some_and(|checkpoint| world.oracle.objects(task).is_void(checkpoint));
+            let id = match got {
+                _ if void => "INV-02",
+                _ if got < wanted => "INV-06",
+                _ => "INV-05",
+            };
+            world.violated(id, text);
         }
     }
 

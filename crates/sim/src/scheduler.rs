@@ -11,7 +11,7 @@ use spotq_model::{
 
 use crate::cloud::CloudCall;
 use crate::counts::Count;
-use crate::oracle::Oracle;
+use crate::oracle::{DEEP_EVERY, Oracle};
 use crate::store::Refused;
 use crate::users::Reply;
 use crate::worker::ToWorker;
@@ -164,6 +164,14 @@ impl World {
             self.counts.add(Count::SnapshotLost);
         }
         let (from, mut c) = self.store.snapshot.clone().unwrap_or_default();
+        if from > 0 && self.seed.is_multiple_of(DEEP_EVERY) {
+            // As it is written and read.
+            let text = serde_json::to_string(&c).unwrap_or_default();
+            match serde_json::from_str(&text) {
+                Ok(read) => c = read,
+                Err(error) => self.violated("INV-01", format!("a snapshot does not read back: {error}")),
+            }
+        }
         if from > 0 {
             self.counts.add(Count::SnapshotUsed);
         }
