@@ -23,6 +23,8 @@ pub struct Cluster {
     server: Option<Server>,
     address: String,
     environment: Vec<(String, String)>,
+    /// Variables of `spotq`: where the scheduler is, and who we are there.
+    client: Vec<(String, String)>,
 }
 
 impl Cluster {
@@ -40,9 +42,38 @@ impl Cluster {
         let dir = TempDir::new(name);
         dir.write("spotqd.yaml", config);
         let environment = environment.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
-        let mut cluster = Cluster { dir, server: None, address: "127.0.0.1:0".into(), environment };
+        let mut cluster =
+            Cluster { dir, server: None, address: "127.0.0.1:0".into(), environment, client: vec![] };
         cluster.start_again();
         cluster
+    }
+
+    /// As [`Cluster::start`], with identities and TLS; commands are an admin's. Gives the admin's token, too.
+    pub fn start_secured(name: &str, environment: &[(&str, &str)]) -> (Cluster, String) {
+        let dir = TempDir::new(name);
+        dir.write("spotqd.yaml", CALM);
+        let mut init = daemon();
+        init.args(["init", "--data", text(&dir.join("data"))]);
+        let token = Ran::of(init).ok().stdout.trim().to_owned();
+        let environment = environment.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        let ca = text(&dir.join("data/tls/ca.pem")).to_owned();
+        let client = vec![("SPOTQ_CA".to_owned(), ca), ("SPOTQ_TOKEN".to_owned(), token.clone())];
+        let mut cluster = Cluster { dir, server: None, address: "127.0.0.1:0".into(), environment, client };
+        cluster.start_again();
+        (cluster, token)
+    }
+
+    /// Where clients reach it.
+    pub fn url(&self) -> String {
+        let scheme = if self.client.is_empty() { "http" } else { "https" };
+        format!("{scheme}://{}", self.address)
+    }
+
+    /// `spotqd` with one of its commands on this cluster's directory.
+    pub fn manage(&self, args: &[&str]) -> Ran {
+        let mut command = daemon();
+        command.args(args).arg("--data").arg(self.data()).current_dir(self.dir.path());
+        Ran::of(command)
     }
 
     /// Starts the scheduler on the directory and address that it had before.
@@ -101,7 +132,8 @@ impl Cluster {
     /// `spotq` against this scheduler, in this directory.
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = spotq(args);
-        command.env("SPOTQ_SERVER", &self.address).current_dir(self.dir.path());
+        command.env("SPOTQ_SERVER", self.url()).current_dir(self.dir.path());
+        command.envs(self.client.iter().map(|(k, v)| (k, v)));
         command
     }
 

@@ -15,6 +15,7 @@ mod bad_input;
 mod daemon;
 mod demo;
 mod frameworks;
+mod identities;
 mod lifecycle;
 mod logs;
 mod preemption;

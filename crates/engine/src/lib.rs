@@ -6,6 +6,7 @@
 pub mod audit;
 mod auth;
 mod clock;
+pub mod cloud_proof;
 mod config;
 mod core_loop;
 mod effects;
