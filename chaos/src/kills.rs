@@ -88,7 +88,11 @@ impl fmt::Display for Summary {
         for (end, count) in &self.books.ends {
             writeln!(f, "  {end:<24} {count}")?;
         }
-        writeln!(f, "nodes        {}, {} segments", self.books.nodes, self.books.segments)?;
+        writeln!(
+            f,
+            "nodes        {}, {} segments, {} compared with the cloud",
+            self.books.nodes, self.books.segments, self.books.bills_compared
+        )?;
         writeln!(f, "billed       ${}, wasted ${}", self.books.billed, self.books.wasted)?;
         writeln!(f, "took         {:.0} s", self.took.as_secs_f64())?;
         writeln!(f, "violations   {}", self.violations.len())?;

@@ -14,7 +14,7 @@ use spotq_core::{Cluster, apply, invariants};
 use spotq_model::{EventRecord, Fact, NodeId, Usd};
 use spotq_proto::v1;
 use spotq_proto::v1::reports_client::ReportsClient;
-use spotq_provider::CloudProvider as _;
+use spotq_provider::{CloudProvider as _, Instance, InstanceState};
 use spotq_provider_local::{CloudConfig, LocalCloud};
 use spotq_testkit::wait_until;
 use tonic::transport::Endpoint;
@@ -41,6 +41,8 @@ pub struct Books {
     pub ends: BTreeMap<String, u32>,
     pub nodes: usize,
     pub segments: usize,
+    /// Nodes whose bill was compared with what the cloud says of their life.
+    pub bills_compared: usize,
     pub billed: Usd,
     pub wasted: Usd,
 }
@@ -157,19 +159,24 @@ fn nodes_end(system: &System) -> Violations {
     if let Err(late) = wait_until(NODES_GONE_MAX, none, "the end of all nodes") {
         violations.push(format!("INV-03: {late}; left: {:?}", spotq.nodes()));
     }
+    let listed = what_the_cloud_says(system)?;
+    let alive = listed.iter().filter(|instance| !instance.state.is_gone());
+    violations.extend(alive.map(|instance| format!("INV-03: the cloud still runs {}", instance.instance)));
+    violations.extend(leftovers(system)?);
+    Ok(violations)
+}
+
+/// Every instance, with those that ended lately.
+fn what_the_cloud_says(system: &System) -> anyhow::Result<Vec<Instance>> {
     let (dir, config, daemon) = (system.cloud_dir(), CloudConfig::default(), system.daemon());
-    let listed = runtime()?.block_on(async {
+    runtime()?.block_on(async {
         let cloud = LocalCloud::connect_or_start(&dir, system.seed(), &config, &daemon);
         let cloud = cloud.await.context("cannot reach the simulated clouds")?;
         cloud
             .list_owned(CLUSTER)
             .await
             .map_err(|refusal| anyhow::anyhow!("the clouds refuse: {}", refusal.message))
-    })?;
-    let alive = listed.iter().filter(|instance| !instance.state.is_gone());
-    violations.extend(alive.map(|instance| format!("INV-03: the cloud still runs {}", instance.instance)));
-    violations.extend(leftovers(system)?);
-    Ok(violations)
+    })
 }
 
 fn leftovers(system: &System) -> Violations {
@@ -199,6 +206,7 @@ fn books(system: &System, books: &mut Books) -> Violations {
     count(&history.cluster, &report, books);
     let mut violations = history.violations.clone();
     violations.extend(segments(&history, &report));
+    violations.extend(bills(&history.cluster, &what_the_cloud_says(system)?, books));
     Ok(violations)
 }
 
@@ -302,6 +310,27 @@ fn segments(history: &History, report: &v1::ReportReply) -> Vec<String> {
             Usd(sum),
             Usd(bill)
         ));
+    }
+    violations
+}
+
+/// INV-09: each node is billed from the moment to the moment that the cloud, not the history, says it lived.
+fn bills(cluster: &Cluster, listed: &[Instance], books: &mut Books) -> Vec<String> {
+    let mut violations = Vec::new();
+    for node in cluster.nodes.values() {
+        let Some(known) = listed.iter().find(|known| Some(&known.instance) == node.instance.as_ref()) else {
+            continue;
+        };
+        let InstanceState::Gone { at: ended, .. } = known.state else { continue };
+        books.bills_compared += 1;
+        let (first, last) = (node.ledger.segments.first(), node.ledger.segments.last());
+        let billed = first.map(|segment| segment.start).zip(last.and_then(|segment| segment.end));
+        // Nothing is billed for a node that ended within the millisecond of its launch.
+        let lived = (known.launched_at < ended).then_some((known.launched_at, ended));
+        if billed != lived {
+            let id = node.id;
+            violations.push(format!("INV-09: node {id} is billed for {billed:?}, the cloud says {lived:?}"));
+        }
     }
     violations
 }

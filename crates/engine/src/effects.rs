@@ -5,12 +5,16 @@ use std::time::{Duration, Instant};
 
 use spotq_core::Cluster;
 use spotq_model::{
-    Effect, EffectClass, Generation, GoneCause, Input, LaunchAnswer, NodeId, Refusal, RefusalKind, StopWhy,
+    Effect, EffectClass, Generation, GoneCause, Input, InstanceId, LaunchAnswer, NodeId, Refusal,
+    RefusalKind, StopWhy,
 };
 use spotq_proto::v1::{GrantTask, StopReason, StopTask, scheduler_message::Kind};
-use spotq_provider::{Bootstrap, LaunchRequest, Launched, Secret, TAG_CLUSTER, TAG_NODE, TerminateState};
+use spotq_provider::{
+    Bootstrap, InstanceState, LaunchRequest, Launched, Secret, TAG_CLUSTER, TAG_NODE, TerminateState,
+};
 
 use crate::clock::now;
+use crate::config::EngineConfig;
 use crate::handle::{Msg, Shared};
 
 pub(crate) type Key = (EffectClass, NodeId, Generation);
@@ -225,14 +229,12 @@ fn outcome_unknown(refusal: &Refusal) -> bool {
 }
 
 /// Repeated until the cloud says that the instance is gone.
-async fn terminate(shared: Shared, instance: spotq_model::InstanceId) -> Option<Input> {
+async fn terminate(shared: Shared, instance: InstanceId) -> Option<Input> {
     match shared.config.provider.terminate(&instance).await {
-        Ok(TerminateState::Gone) => {
-            Some(Input::InstanceGone { instance, cause: GoneCause::Terminated, at: now() })
-        }
         Ok(TerminateState::Ending) => None,
+        Ok(TerminateState::Gone) => Some(how_it_ended(shared.config.as_ref(), instance).await),
         Err(refusal) if refusal.kind == RefusalKind::NotFound => {
-            Some(Input::InstanceGone { instance, cause: GoneCause::Terminated, at: now() })
+            Some(how_it_ended(shared.config.as_ref(), instance).await)
         }
         Err(refusal) => {
             tracing::warn!(%instance, %refusal.kind, refusal.message, "the cloud did not end a node; asking again");
@@ -241,9 +243,87 @@ async fn terminate(shared: Shared, instance: spotq_model::InstanceId) -> Option<
     }
 }
 
+/// It may have ended while nobody listened: the cloud's list knows when, and until when it is billed.
+async fn how_it_ended(config: &EngineConfig, instance: InstanceId) -> Input {
+    let asked = now();
+    let listed = config.provider.list_owned(&config.policies.cluster).await;
+    let told = listed.into_iter().flatten().find(|known| known.instance == instance).map(|known| known.state);
+    let (cause, at) = match told {
+        Some(InstanceState::Gone { cause, at }) => (cause, at),
+        Some(InstanceState::Pending | InstanceState::Running | InstanceState::Ending) | None => {
+            (GoneCause::Terminated, asked)
+        }
+    };
+    Input::InstanceGone { instance, cause, at }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use spotq_core::Policies;
+    use spotq_model::{EffectKey, Span, Timestamp};
+    use spotq_provider::{CloudProvider as _, FakeProvider};
+    use spotq_store::MemStore;
+
     use super::*;
+    use crate::config::ClusterSecret;
+
+    fn config(cloud: &FakeProvider) -> EngineConfig {
+        EngineConfig {
+            policies: Policies::default(),
+            store: Arc::new(MemStore::default()),
+            provider: Arc::new(cloud.clone()),
+            data_dir: std::path::PathBuf::new(),
+            checkpoint_root: "file:///checkpoints".into(),
+            secret: ClusterSecret::new([7; 32]),
+            server_url: "http://127.0.0.1:1".into(),
+            worker_env: std::collections::BTreeMap::default(),
+            poll_every: Duration::from_secs(1),
+            heartbeat: Duration::from_secs(1),
+            dead_man: Duration::from_secs(600),
+            snapshot_every: EngineConfig::SNAPSHOT_EVERY,
+        }
+    }
+
+    #[tokio::test]
+    async fn a_node_that_ended_while_nobody_listened_is_billed_until_its_end() {
+        let cloud = FakeProvider::with_small_market();
+        let config = config(&cloud);
+        let pool = cloud.offers().await.unwrap()[0].pool.clone();
+        let tags = [(TAG_CLUSTER, config.policies.cluster.clone()), (TAG_NODE, "1".to_owned())];
+        let request = LaunchRequest {
+            key: EffectKey("k".into()),
+            node: NodeId(1),
+            pool,
+            tags: tags.map(|(key, value)| (key.to_owned(), value)).into(),
+            expires_at: now() + Span::secs(3600),
+            bootstrap: Bootstrap {
+                server: "http://127.0.0.1:1".into(),
+                join_secret: Secret::new("s"),
+                env: std::collections::BTreeMap::default(),
+            },
+        };
+        let instance = cloud.launch(request).await.unwrap().instance;
+        cloud.end(&instance, GoneCause::Preempted);
+        let ended = now();
+        let heard = spotq_testkit::wait_until_async(
+            Duration::from_secs(5),
+            async || now() > ended + Span(50),
+            "later",
+        );
+        heard.await.unwrap();
+        match how_it_ended(&config, instance.clone()).await {
+            Input::InstanceGone { cause, at, .. } => assert!(cause == GoneCause::Preempted && at <= ended),
+            other => panic!("{other:?}"),
+        }
+        let unknown = InstanceId("i-nobody-knows".into());
+        let Input::InstanceGone { at, .. } = how_it_ended(&config, unknown).await else { panic!("no end") };
+        assert!(
+            at > ended && at != Timestamp(0),
+            "of what the cloud has forgotten only our own time is known"
+        );
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_call_that_panics_or_never_ends_is_over_all_the_same() {
