@@ -20,6 +20,10 @@ pub(crate) const MAX_BLOB_BYTES: u64 = 16 * 1024 * 1024 * 1024;
 
 const TEMPORARY_PREFIX: &str = "tmp-";
 
+/// How to repair one damaged file. A name is given once, so all backups that have it have the same bytes.
+const REPAIR: &str =
+    "only this file must be replaced: any backup with a file of this name has the right bytes";
+
 /// The name of a blob.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct BlobRef {
@@ -94,16 +98,16 @@ impl BlobDir {
     pub(crate) fn get(&self, blob: &BlobRef) -> Result<Vec<u8>> {
         let path = self.path(&blob.hash);
         let metadata = fs::metadata(&path).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => corrupt(&path, "the file is missing"),
+            io::ErrorKind::NotFound => corrupt(&path, format!("the file is missing; {REPAIR}")),
             _ => io_error(&path, "read", &error),
         })?;
         if metadata.len() != blob.len {
-            let what = format!("the file has {} bytes instead of {}", metadata.len(), blob.len);
+            let what = format!("the file has {} bytes instead of {}; {REPAIR}", metadata.len(), blob.len);
             return Err(corrupt(&path, what));
         }
         let bytes = fs::read(&path).map_err(|error| io_error(&path, "read", &error))?;
         if *blake3::hash(&bytes).as_bytes() != blob.hash {
-            return Err(corrupt(&path, "the content does not match the name of the file"));
+            return Err(corrupt(&path, format!("the content does not match the name of the file; {REPAIR}")));
         }
         Ok(bytes)
     }

@@ -27,11 +27,20 @@ pub(crate) fn io_error(path: &Path, operation: &str, error: &io::Error) -> Store
 pub(crate) fn sled_error(dir: &Path, operation: &str, error: &sled::Error) -> StoreError {
     match error {
         sled::Error::Io(error) => io_error(dir, operation, error),
-        sled::Error::Corruption { .. } => corrupt(dir, format!("{operation}: {error}")),
+        sled::Error::Corruption { .. } => corrupt(dir, damage_in(error)),
         other => StoreError::Failed {
             operation: format!("{operation} in {}", dir.display()),
             reason: other.to_string(),
         },
+    }
+}
+
+/// What an error of sled says about its files. Its own words for damage end with the backtrace that it did not take.
+pub(crate) fn damage_in(error: &sled::Error) -> String {
+    match error {
+        sled::Error::Corruption { at: Some(at), .. } => format!("sled found damaged bytes at {at}"),
+        sled::Error::Corruption { at: None, .. } => "sled found damaged bytes in its files".to_owned(),
+        other => format!("sled cannot open its files: {other}"),
     }
 }
 

@@ -5,7 +5,8 @@
 //! fragment, never hide damaged bytes, and never go on after a failed sync.
 //!
 //! In the directory: `lock` (one process at a time), `format`, `sled/` (sled's own files), `blobs/` (large records and
-//! snapshots by content), `acked` (a version that was surely reached).
+//! snapshots by content), `acked` (a version that was surely reached). While a store is opened there is also
+//! `sled-before-opening`, and after it was found damaged `sled-found-damaged`: sled's files as they were found.
 
 mod answers;
 pub mod bench;
@@ -14,6 +15,7 @@ mod failure;
 mod group;
 mod layout;
 mod opening;
+mod original;
 mod scan;
 mod watermark;
 mod writer;

@@ -1,6 +1,7 @@
 //! Opens the directory of a store: lock, format, sled, and what a crash may have left behind.
 //!
-//! It must never remove data that it did not understand: what stands in the way is renamed and reported.
+//! It must never remove data that it did not understand: what stands in the way is renamed and reported. sled drops what
+//! it does not understand, so it never gets the only copy (see [`crate::original`]).
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -13,7 +14,8 @@ use spotq_store::{Result, StoreError};
 
 use crate::SledOptions;
 use crate::blobs::BlobDir;
-use crate::failure::{corrupt, io_error, sled_error, sync_data, sync_dir};
+use crate::failure::{corrupt, damage_in, io_error, sync_data, sync_dir};
+use crate::original::Original;
 use crate::scan::{self, Contents};
 use crate::watermark::Watermark;
 
@@ -28,6 +30,11 @@ const BLOB_DIR: &str = "blobs";
 /// The format of the directory. A store with a higher one is refused.
 const STORE_FORMAT: u64 = 1;
 const FORMAT_WORDS: &str = "spotq store, sled 0.34, format ";
+
+/// sled's settings, which it cannot read the store without. For a store of our format they are always these bytes: sled's
+/// defaults and their CRC32, little endian.
+const SLED_SETTINGS_FILE: &str = "conf";
+const SLED_SETTINGS: &[u8] = b"segment_size: 524288\nuse_compression: false\nversion: 0.34\n\x76\x19\x51\xc1";
 
 /// How long to wait for sled's own file lock. We hold ours by then, so only threads of a store that this process just
 /// closed can still have it.
@@ -55,13 +62,11 @@ pub(crate) fn open(dir: &Path, options: &SledOptions) -> Result<Opened> {
     create_dir_durably(dir)?;
     let lock = lock(dir)?;
     let sled_dir = dir.join(SLED_DIR);
-    let is_new = !check_format(dir)?;
-    if is_new && sled_dir.exists() {
-        // Without the format file nothing was ever acknowledged here: the first start was cut short.
-        let aside = set_aside(&sled_dir, "unfinished")?;
-        tracing::warn!(aside = %aside.display(), "an unfinished store was set aside");
-    }
     let blob_dir = dir.join(BLOB_DIR);
+    let is_new = !check_format(dir)?;
+    if is_new {
+        set_unfinished_aside(dir, &sled_dir, &blob_dir)?;
+    }
     for sub in [&sled_dir, &blob_dir] {
         if is_new {
             create_dir_durably(sub)?;
@@ -79,16 +84,15 @@ pub(crate) fn open(dir: &Path, options: &SledOptions) -> Result<Opened> {
         Err(error) => return Err(io_error(&sled_path, "open", &error)),
     }
     let blobs = BlobDir::new(blob_dir);
-    let (db, contents) = open_sled(dir, &sled_dir, &blobs, options)?;
-    let sled_file = File::open(&sled_path).map_err(|error| io_error(&sled_path, "open", &error))?;
-    sync_tree(&sled_dir)?;
-    if is_new {
+    let (db, contents, watermark) = if is_new {
+        let (db, contents) = open_sled(dir, &sled_dir, &blobs, 0, options)?;
+        sync_tree(&sled_dir)?;
         write_format(dir)?;
-    }
-    let (watermark, acknowledged) = Watermark::open(dir)?;
-    if acknowledged > contents.head {
-        return Err(corrupt(dir, format!("records {} to {} are missing", contents.head, acknowledged - 1)));
-    }
+        (db, contents, Watermark::open(dir)?.0)
+    } else {
+        open_existing(dir, &sled_dir, &blobs, options)?
+    };
+    let sled_file = File::open(&sled_path).map_err(|error| io_error(&sled_path, "open", &error))?;
     blobs.sweep(&contents.referenced_blobs())?;
     Ok(Opened { dir: dir.to_owned(), db, sled_file, sled_path, blobs, watermark, contents, lock })
 }
@@ -115,6 +119,25 @@ fn create_dir_durably(dir: &Path) -> Result<()> {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(io_error(dir, "create", &error)),
         _ => sync_dir(parent),
     }
+}
+
+/// Makes room for a new store where a first start was cut short. Nothing was acknowledged then.
+fn set_unfinished_aside(dir: &Path, sled_dir: &Path, blob_dir: &Path) -> Result<()> {
+    if !sled_dir.exists() {
+        return Ok(());
+    }
+    // Both are made after the format file is durable, so that one was lost later, and this is a store.
+    let has_blobs = fs::read_dir(blob_dir).is_ok_and(|mut blobs| blobs.next().is_some());
+    if has_blobs || Watermark::exists(dir) {
+        let what = format!(
+            "the file is missing, but a store is here; if only this file was lost, it is enough to write the line \
+             `{FORMAT_WORDS}{STORE_FORMAT}` to it and to start again"
+        );
+        return Err(corrupt(&dir.join(FORMAT_FILE), what));
+    }
+    let aside = set_aside(sled_dir, "unfinished")?;
+    tracing::warn!(aside = %aside.display(), "an unfinished store was set aside");
+    Ok(())
 }
 
 fn lock(dir: &Path) -> Result<File> {
@@ -172,37 +195,102 @@ fn write_format(dir: &Path) -> Result<()> {
     sync_dir(dir)
 }
 
+/// Opens a store that was there before, and does not let go of sled's files as they were before it is found sound.
+fn open_existing(
+    dir: &Path,
+    sled_dir: &Path,
+    blobs: &BlobDir,
+    options: &SledOptions,
+) -> Result<(sled::Db, Contents, Watermark)> {
+    let original = {
+        let _idle = wait_for_sled(dir, sled_dir)?;
+        Original::keep(dir, sled_dir)?
+    };
+    let opened = Watermark::open(dir).and_then(|(watermark, acknowledged)| {
+        repair_settings(sled_dir)?;
+        let (db, contents) = open_sled(dir, sled_dir, blobs, acknowledged, options)?;
+        sync_tree(sled_dir)?;
+        Ok((db, contents, watermark))
+    });
+    match opened {
+        Ok(opened) => {
+            original.sound(|copy| set_aside(copy, "old"))?;
+            Ok(opened)
+        }
+        Err(error) => Err(original.failed(error)),
+    }
+}
+
+/// Sets sled's settings aside when they are damaged. There is only one thing that can have been in them, and sled writes
+/// that again.
+fn repair_settings(sled_dir: &Path) -> Result<()> {
+    let path = sled_dir.join(SLED_SETTINGS_FILE);
+    match fs::read(&path) {
+        Ok(bytes) if bytes == SLED_SETTINGS => Ok(()),
+        Ok(_) => {
+            let aside = set_aside(&path, "corrupt")?;
+            tracing::warn!(
+                aside = %aside.display(),
+                "sled's settings were damaged: set aside and written again; check the disk"
+            );
+            Ok(())
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(io_error(&path, "read", &error)),
+    }
+}
+
 /// Opens sled and reads all of the store. When that fails, sled's summary of its file (`snap.*`) may be to blame; it
 /// can be computed again, so it is set aside once.
 fn open_sled(
     dir: &Path,
     sled_dir: &Path,
     blobs: &BlobDir,
+    acknowledged: u64,
     options: &SledOptions,
 ) -> Result<(sled::Db, Contents)> {
-    let first = try_open(dir, sled_dir, blobs, options);
+    let first = try_open(dir, sled_dir, blobs, acknowledged, options);
     let Err(StoreError::Corrupt { what, .. }) = &first else { return first };
+    let idle = wait_for_sled(dir, sled_dir)?;
     let summaries = sled_summaries(sled_dir)?;
     if summaries.is_empty() {
         return first;
     }
+    let mut moved = Vec::with_capacity(summaries.len());
     for path in summaries {
         let aside = set_aside(&path, "corrupt")?;
-        tracing::warn!(aside = %aside.display(), what, "sled's summary was set aside, rebuilding it");
+        moved.push((path, aside));
     }
-    try_open(dir, sled_dir, blobs, options)
+    drop(idle);
+    let second = try_open(dir, sled_dir, blobs, acknowledged, options);
+    if second.is_ok() {
+        for (_, aside) in &moved {
+            tracing::warn!(aside = %aside.display(), what, "sled's summary was damaged: set aside and rebuilt");
+        }
+        return second;
+    }
+    // They were not to blame, and what was wrong with them in place says more than what was wrong without.
+    for (path, aside) in moved.iter().filter(|(path, _)| !path.exists()) {
+        fs::rename(aside, path).map_err(|error| io_error(aside, "rename", &error))?;
+    }
+    first
 }
 
 fn try_open(
     dir: &Path,
     sled_dir: &Path,
     blobs: &BlobDir,
+    acknowledged: u64,
     options: &SledOptions,
 ) -> Result<(sled::Db, Contents)> {
     // sled asserts what it expects of its own files, so damaged bytes can make it panic.
     catch_unwind(AssertUnwindSafe(|| {
         let db = open_when_unlocked(dir, sled_dir, options)?;
         let contents = scan::load(&db, blobs, dir)?;
+        if acknowledged > contents.head {
+            let what = format!("records {} to {} are missing", contents.head, acknowledged - 1);
+            return Err(corrupt(dir, what));
+        }
         Ok((db, contents))
     }))
     .unwrap_or_else(|panic| {
@@ -212,29 +300,46 @@ fn try_open(
     })
 }
 
+/// Waits until no thread of sled's writes to its files any more, and keeps it so until the file is dropped.
+fn wait_for_sled(dir: &Path, sled_dir: &Path) -> Result<File> {
+    let path = sled_dir.join(SLED_FILE);
+    let file = File::open(&path).map_err(|error| io_error(&path, "open", &error))?;
+    while_locked(dir, || match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Some(())),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+        Err(error) => Err(io_error(&path, "lock", &error.into())),
+    })?;
+    Ok(file)
+}
+
+fn open_when_unlocked(dir: &Path, sled_dir: &Path, options: &SledOptions) -> Result<sled::Db> {
+    while_locked(dir, || match sled_config(sled_dir, options.cache_bytes).open() {
+        Ok(db) => Ok(Some(db)),
+        // sled has no kind of its own for this.
+        Err(sled::Error::Io(error)) if error.to_string().contains("could not acquire lock") => Ok(None),
+        Err(sled::Error::Io(error)) if error.kind() != io::ErrorKind::UnexpectedEof => {
+            Err(io_error(sled_dir, "open", &error))
+        }
+        // Everything else that sled says while it opens is about the bytes it found.
+        Err(error) => Err(corrupt(sled_dir, damage_in(&error))),
+    })
+}
+
+/// Tries until `attempt` finds sled's lock free.
 #[expect(
     clippy::disallowed_methods,
     reason = "runs at start, outside of async code, and only until a lock is free"
 )]
-fn open_when_unlocked(dir: &Path, sled_dir: &Path, options: &SledOptions) -> Result<sled::Db> {
+fn while_locked<T>(dir: &Path, mut attempt: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let deadline = Instant::now() + SLED_LOCK_PATIENCE;
     loop {
-        match sled_config(sled_dir, options.cache_bytes).open() {
-            Ok(db) => return Ok(db),
-            // sled has no kind of its own for this.
-            Err(sled::Error::Io(error)) if error.to_string().contains("could not acquire lock") => {
-                if Instant::now() >= deadline {
-                    return Err(StoreError::InUse { path: dir.to_owned() });
-                }
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            Err(sled::Error::Io(error)) if error.kind() != io::ErrorKind::UnexpectedEof => {
-                return Err(io_error(sled_dir, "open", &error));
-            }
-            Err(error @ sled::Error::Io(_)) => return Err(corrupt(sled_dir, error.to_string())),
-            // Everything else that sled says while it opens is about the bytes it found.
-            Err(error) => return Err(corrupt(sled_dir, sled_error(dir, "open", &error).to_string())),
+        if let Some(value) = attempt()? {
+            return Ok(value);
         }
+        if Instant::now() >= deadline {
+            return Err(StoreError::InUse { path: dir.to_owned() });
+        }
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 

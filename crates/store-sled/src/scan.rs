@@ -3,7 +3,7 @@
 //! It must never write, and never pass over a gap or a value that does not match its checksum.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use spotq_model::{Epoch, Version};
 use spotq_store::{ArchiveEntry, Recovered, Result, Snapshot, StoreError};
@@ -14,6 +14,9 @@ use crate::layout::{self, ArchiveHead, Entry, PackReader, ReadPack};
 
 /// How often to read an archive entry again that is being replaced at the same moment.
 const ARCHIVE_READ_TRIES: usize = 4;
+
+/// How many damaged files a message names.
+const MAX_NAMED_FILES: usize = 8;
 
 /// What is in the store, without the records themselves.
 #[derive(Debug, Default)]
@@ -41,6 +44,14 @@ pub(crate) struct PackInfo {
     pub(crate) blobs: Vec<[u8; 32]>,
 }
 
+/// The damaged files of records.
+#[derive(Debug, Default)]
+struct DamagedFiles {
+    /// The first of them: its path, what is wrong with it, and its record.
+    first: Option<(PathBuf, String, u64)>,
+    others: Vec<PathBuf>,
+}
+
 impl Contents {
     pub(crate) fn referenced_blobs(&self) -> HashSet<[u8; 32]> {
         self.blob_uses.keys().chain(&self.archive_blobs).copied().collect()
@@ -66,6 +77,36 @@ impl Contents {
     /// The version below which no record is needed: that of the older kept snapshot.
     pub(crate) fn needed_from(&self) -> u64 {
         self.snapshots.keys().next().copied().unwrap_or(0)
+    }
+}
+
+impl DamagedFiles {
+    /// Passes on what was read, or nothing where it is damaged; [`Self::none`] must be asked before that is used.
+    fn note(&mut self, version: u64, read: Result<Vec<u8>>) -> Result<Vec<u8>> {
+        match read {
+            Err(StoreError::Corrupt { path, what }) => {
+                match &self.first {
+                    None => self.first = Some((path, what, version)),
+                    Some(_) => self.others.push(path),
+                }
+                Ok(Vec::new())
+            }
+            other => other,
+        }
+    }
+
+    /// An error that names the files, if there are any.
+    fn none(self) -> Result<()> {
+        let Some((path, what, version)) = self.first else { return Ok(()) };
+        let mut what = format!("{what}; record {version} is in it");
+        if !self.others.is_empty() {
+            let names: Vec<_> =
+                self.others.iter().take(MAX_NAMED_FILES).map(|path| path.display().to_string()).collect();
+            let more = if self.others.len() > names.len() { " and more" } else { "" };
+            what +=
+                &format!("; {} other files are damaged too: {}{more}", self.others.len(), names.join(", "));
+        }
+        Err(corrupt(&path, what))
     }
 }
 
@@ -98,7 +139,16 @@ pub(crate) fn load(tree: &sled::Tree, blobs: &BlobDir, dir: &Path) -> Result<Con
         contents.packs.insert(pack.first, info);
         Ok(())
     })?;
-    contents.head = check_numbering(dir, &contents)?;
+    contents.head = check_numbering(dir, &contents).map_err(|error| match error {
+        StoreError::Corrupt { path, mut what } => {
+            for (version, blob) in &contents.bad_snapshots {
+                let file = blobs.path(&blob.hash);
+                what += &format!("; snapshot {version} cannot be read from {}", file.display());
+            }
+            StoreError::Corrupt { path, what }
+        }
+        other => other,
+    })?;
     Ok(contents)
 }
 
@@ -115,17 +165,20 @@ pub(crate) fn recover(
     };
     let from = snapshot.as_ref().map_or(0, |s| s.version.0);
     let mut records = Vec::new();
+    let mut damaged = DamagedFiles::default();
     each_pack(tree, dir, |pack| {
         for (version, entry) in (pack.first..).zip(pack.entries) {
             if version >= from {
                 records.push(match entry {
                     Entry::Inline(bytes) => bytes,
-                    Entry::Blob(blob) => blobs.get(&blob)?,
+                    // All files are looked at, so that whoever restores them learns of all of them at once.
+                    Entry::Blob(blob) => damaged.note(version, blobs.get(&blob))?,
                 });
             }
         }
         Ok(())
     })?;
+    damaged.none()?;
     let recovered = Recovered { snapshot, records };
     if recovered.version().0 != contents.head {
         let what = format!("it reads up to record {}, not {}", recovered.version(), contents.head);

@@ -39,6 +39,11 @@ impl Watermark {
         Ok((Self(file), version))
     }
 
+    /// Whether a store was ever opened in `dir`.
+    pub(crate) fn exists(dir: &Path) -> bool {
+        dir.join(FILE).exists()
+    }
+
     /// Notes that everything before `version` is durable.
     pub(crate) fn raise(&self, version: u64) {
         // The store keeps its promises without this file, so a full disk must not fail a commit that is durable.

@@ -99,7 +99,11 @@ async fn a_full_disk_is_refused_in_advance_and_the_store_goes_on_when_there_is_r
     let epoch = store.take_leadership().await.unwrap();
     assert_eq!(store.append(epoch, Version(version), vec![record(version)]).await, Ok(Version(version + 1)));
     drop(store);
+    // There is no room for a copy of sled's files now, and the store is opened nevertheless.
+    fs::write(disk.0.join("filler"), vec![0; 6 << 20]).unwrap();
     assert_holds(&open(&disk.0.join("store")).unwrap(), version + 1).await;
+    let left = fs::read_dir(disk.0.join("store")).unwrap().map(|entry| entry.unwrap().file_name());
+    assert!(left.into_iter().all(|name| !name.to_string_lossy().starts_with("sled-")), "nothing half made");
 }
 
 #[tokio::test]
