@@ -366,4 +366,12 @@ impl Admin for Shared {
     async fn nodes(&self, _: Request<v1::NodesRequest>) -> Result<Response<v1::NodesReply>, Status> {
         Ok(Response::new(v1::NodesReply { nodes: vec![v1::NodeView { node_id: 4, ..Default::default() }] }))
     }
+
+    async fn who_am_i(&self, _: Request<v1::WhoAmIRequest>) -> Result<Response<v1::UserView>, Status> {
+        Ok(Response::new(v1::UserView { name: String::new(), role: "admin".into() }))
+    }
+
+    async fn users(&self, _: Request<v1::UsersRequest>) -> Result<Response<v1::UsersReply>, Status> {
+        Err(Status::unimplemented("no test asks for users"))
+    }
 }
