@@ -28,7 +28,11 @@ fn main() -> anyhow::Result<ExitCode> {
         }
         Command::Mutations(args) => {
             let found = mutations::run(&args, |verdict| println!("{verdict}"))?;
-            println!("{} of {} mutations are found", found.iter().filter(|v| v.is_found()).count(), found.len());
+            println!(
+                "{} of {} mutations are found",
+                found.iter().filter(|v| v.is_found()).count(),
+                found.len()
+            );
             found.iter().all(mutations::Verdict::is_found)
         }
     };

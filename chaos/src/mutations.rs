@@ -139,7 +139,8 @@ fn copy_tree(from: &Path, to: &Path, budget: &mut u64) -> anyhow::Result<()> {
             copy_tree(&path, &target, budget)?;
         } else if path.extension().is_some_and(|extension| extension == "rs") {
             let text = read(&path)?;
-            *budget = budget.checked_sub(text.len() as u64).context("the sources are larger than they can be")?;
+            *budget =
+                budget.checked_sub(text.len() as u64).context("the sources are larger than they can be")?;
             write_if_other(&target, &text)?;
         }
     }
@@ -187,7 +188,10 @@ fn replace_once(path: &Path, old: &str, new: &str) -> anyhow::Result<()> {
     let text = read(path)?;
     match text.matches(old).count() {
         1 => write_if_other(path, &text.replacen(old, new, 1)),
-        n => bail!("{}: a hunk fits {n} times; make the patch again from the sources as they are", path.display()),
+        n => bail!(
+            "{}: a hunk fits {n} times; make the patch again from the sources as they are",
+            path.display()
+        ),
     }
 }
 
@@ -233,7 +237,8 @@ mod tests {
             if path.extension().is_some_and(|extension| extension == "patch") {
                 let patch = read(&path).unwrap();
                 let target = patch.lines().find_map(|line| line.strip_prefix("+++ b/")).unwrap();
-                let copy = std::env::temp_dir().join(format!("spotq-mutation-{}-{count}", std::process::id()));
+                let copy =
+                    std::env::temp_dir().join(format!("spotq-mutation-{}-{count}", std::process::id()));
                 fs::create_dir_all(copy.join(target).parent().unwrap()).unwrap();
                 fs::copy(root.join(target), copy.join(target)).unwrap();
                 let before = read(&copy.join(target)).unwrap();

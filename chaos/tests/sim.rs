@@ -24,8 +24,7 @@ fn no_fault_of_500_seeds_breaks_an_invariant() {
     println!("{summary}");
     assert!(summary.failures.is_empty(), "{summary}");
     // What never happens proves nothing.
-    let silent: Vec<&str> =
-        summary.counts.iter().filter(|(_, n)| *n == 0).map(|(name, _)| name).collect();
+    let silent: Vec<&str> = summary.counts.iter().filter(|(_, n)| *n == 0).map(|(name, _)| name).collect();
     assert!(silent.is_empty(), "never exercised: {silent:?}");
     assert!(summary.counts.of(Count::Completed) > 500 * 25, "{summary}");
 }

@@ -299,12 +299,17 @@ impl World {
             return;
         }
         let delay = self.put_delay();
+        if delay > OWED_MARGIN / 2
+            && let Some(attempt) = self.on(inst, grant)
+        {
+            attempt.owed = None;
+        }
         self.work_after(inst, grant, delay, Work::PutCommit { seen, step, saved_at, checkpoint });
     }
 
     /// From the look at the log to the entry behind it: others may write in between.
     fn put_delay(&mut self) -> u64 {
-        if !self.calm && self.rng.percent(3) { self.rng.within(1000, 20_000) } else { self.rng.within(5, 300) }
+        if !self.calm && self.rng.percent(8) { self.rng.within(1000, 20_000) } else { self.rng.within(5, 300) }
     }
 
     fn put_commit(

@@ -173,11 +173,11 @@ impl World {
         let inst = number(instance)?;
         if self.cloud.insts.get(inst)?.is_up() {
             Oracle::terminating(self, inst);
-            let slow = self.rng.percent(40);
+            let slow = self.rng.percent(if self.calm { 30 } else { 60 });
             if slow {
                 if !std::mem::replace(&mut self.cloud.insts[inst].ending, true) {
                     // Some clouds take minutes to end what they no longer hear: a zombie goes on meanwhile.
-                    let long = !self.calm && self.rng.percent(40);
+                    let long = !self.calm && self.rng.percent(50);
                     let delay = if long { self.rng.within(30_000, 180_000) } else { self.rng.within(500, 30_000) };
                     self.after(delay, Ev::Fate { inst, fate: Fate::Ended });
                 }
@@ -235,6 +235,7 @@ impl World {
     fn reclaim(&mut self, inst: usize, notice: u64) {
         if notice == 0 {
             self.counts.add(Count::LostWithoutNotice);
+            self.cloud.insts[inst].worker.touch();
             self.end(inst, GoneCause::Preempted);
             return;
         }
