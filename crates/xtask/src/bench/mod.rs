@@ -5,6 +5,7 @@
 mod footprint;
 mod local;
 mod submits;
+mod trust;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -35,6 +36,8 @@ enum What {
     Submits,
     /// Notice to signal, and loss of a node to its replacement
     Preemption,
+    /// What TLS costs a submit, and how long a worker takes to join
+    Trust,
     /// CPU time and memory of what idles, and the start of the command line
     Footprint,
 }
@@ -89,7 +92,7 @@ pub fn run(root: &Path, args: &BenchArgs) -> anyhow::Result<ExitCode> {
     if let Some(file) = &args.as_trainer {
         return local::trainer(file);
     }
-    let all = [What::Submits, What::Preemption, What::Footprint];
+    let all = [What::Submits, What::Trust, What::Preemption, What::Footprint];
     let what = if args.what.is_empty() { &all[..] } else { &args.what };
     // On the disk of the repository: a temporary directory may be memory, which has no fdatasync to speak of.
     let dir = root.join("target").join(format!("bench-{}", std::process::id()));
@@ -98,6 +101,7 @@ pub fn run(root: &Path, args: &BenchArgs) -> anyhow::Result<ExitCode> {
     for what in what {
         figures.extend(match what {
             What::Submits => submits::measure(&dir)?,
+            What::Trust => trust::measure(&dir)?,
             What::Preemption => local::measure(&dir, &programs(root, args)?)?,
             What::Footprint => footprint::measure(&dir, &programs(root, args)?)?,
         });

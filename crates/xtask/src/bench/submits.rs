@@ -282,11 +282,11 @@ async fn submit(handle: Handle, key: String) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn job() -> JobSpec {
+pub(super) fn job() -> JobSpec {
     spotq_testkit::job("bench")
 }
 
-async fn start(dir: &Path, store: SledStore) -> anyhow::Result<Running> {
+pub(super) async fn start(dir: &Path, store: SledStore) -> anyhow::Result<Running> {
     let config = EngineConfig {
         policies: Policies::default(),
         store: Arc::new(store),
@@ -306,7 +306,7 @@ async fn start(dir: &Path, store: SledStore) -> anyhow::Result<Running> {
 }
 
 /// The name of its threads is what a profiler shows.
-fn multi_thread(name: &str) -> anyhow::Result<Runtime> {
+pub(super) fn multi_thread(name: &str) -> anyhow::Result<Runtime> {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     builder.thread_name(name).enable_all().build().context("cannot start a runtime")
 }

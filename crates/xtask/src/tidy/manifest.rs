@@ -14,6 +14,10 @@ pub fn check(path: &str, content: &str) -> Vec<Violation> {
         Ok(manifest) => manifest,
         Err(error) => return vec![complain("manifest", format!("is not TOML: {error}"))],
     };
+    if manifest.contains_key("workspace") {
+        // A workspace of its own, such as the fuzz targets', cannot take anything from this one's tables.
+        return Vec::new();
+    }
     let mut violations = Vec::new();
     if !from_workspace(manifest.get("lints")) {
         violations.push(complain("lints", "has no `[lints] workspace = true`; add it".into()));
@@ -49,6 +53,11 @@ mod tests {
 
     const GOOD: &str = "[lints]\nworkspace = true\n[dependencies]\nserde.workspace = true\n\
         tokio = { workspace = true, features = [\"rt\"] }\n";
+
+    #[test]
+    fn a_workspace_of_its_own_has_its_own_tables() {
+        assert_eq!(rules("[workspace]\n[dependencies]\nsyn = \"2\"\n"), [""; 0]);
+    }
 
     #[test]
     fn a_manifest_that_takes_all_from_the_workspace_passes() {

@@ -23,7 +23,8 @@ pub fn check(path: &str, content: &str) -> Vec<Violation> {
         let mut complain = |rule: &'static str, message: String| {
             violations.push(Violation { place: path.to_owned(), line: index + 1, rule, message });
         };
-        if line.ends_with([' ', '\t']) {
+        // A patch marks an empty line of its context by a blank.
+        if line.ends_with([' ', '\t']) && extension != "patch" {
             complain("trailing-blank", "ends with blanks; remove them".into());
         }
         if let Some(bad) = line.chars().find(|c| is_invisible(*c)) {
@@ -88,6 +89,7 @@ mod tests {
     #[test]
     fn blanks_at_the_end_of_a_line_are_found() {
         assert_eq!(rules("a.md", "fine\nbad \nbad\t\n"), [(2, "trailing-blank"), (3, "trailing-blank")]);
+        assert_eq!(rules("a.patch", " \n"), []);
     }
 
     #[test]
