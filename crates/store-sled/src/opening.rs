@@ -85,7 +85,7 @@ pub(crate) fn open(dir: &Path, options: &SledOptions) -> Result<Opened> {
     }
     let blobs = BlobDir::new(blob_dir);
     let (db, contents, watermark) = if is_new {
-        let (db, contents) = open_sled(dir, &sled_dir, &blobs, 0, options)?;
+        let (db, contents, _) = open_sled(dir, &sled_dir, &blobs, 0, options)?;
         sync_tree(&sled_dir)?;
         write_format(dir)?;
         (db, contents, Watermark::open(dir)?.0)
@@ -208,13 +208,13 @@ fn open_existing(
     };
     let opened = Watermark::open(dir).and_then(|(watermark, acknowledged)| {
         repair_settings(sled_dir)?;
-        let (db, contents) = open_sled(dir, sled_dir, blobs, acknowledged, options)?;
+        let (db, contents, rebuilt) = open_sled(dir, sled_dir, blobs, acknowledged, options)?;
         sync_tree(sled_dir)?;
-        Ok((db, contents, watermark))
+        Ok(((db, contents, watermark), rebuilt))
     });
     match opened {
-        Ok(opened) => {
-            original.sound(|copy| set_aside(copy, "old"))?;
+        Ok((opened, rebuilt)) => {
+            original.sound(rebuilt, |copy| set_aside(copy, "old"))?;
             Ok(opened)
         }
         Err(error) => Err(original.failed(error)),
@@ -241,20 +241,23 @@ fn repair_settings(sled_dir: &Path) -> Result<()> {
 }
 
 /// Opens sled and reads all of the store. When that fails, sled's summary of its file (`snap.*`) may be to blame; it
-/// can be computed again, so it is set aside once.
+/// can be computed again, so it is set aside once. Returns whether that was done as well.
 fn open_sled(
     dir: &Path,
     sled_dir: &Path,
     blobs: &BlobDir,
     acknowledged: u64,
     options: &SledOptions,
-) -> Result<(sled::Db, Contents)> {
-    let first = try_open(dir, sled_dir, blobs, acknowledged, options);
-    let Err(StoreError::Corrupt { what, .. }) = &first else { return first };
+) -> Result<(sled::Db, Contents, bool)> {
+    let first = match try_open(dir, sled_dir, blobs, acknowledged, options) {
+        Ok((db, contents)) => return Ok((db, contents, false)),
+        Err(error) => error,
+    };
+    let StoreError::Corrupt { what, .. } = &first else { return Err(first) };
     let idle = wait_for_sled(dir, sled_dir)?;
     let summaries = sled_summaries(sled_dir)?;
     if summaries.is_empty() {
-        return first;
+        return Err(first);
     }
     let mut moved = Vec::with_capacity(summaries.len());
     for path in summaries {
@@ -262,18 +265,17 @@ fn open_sled(
         moved.push((path, aside));
     }
     drop(idle);
-    let second = try_open(dir, sled_dir, blobs, acknowledged, options);
-    if second.is_ok() {
+    if let Ok((db, contents)) = try_open(dir, sled_dir, blobs, acknowledged, options) {
         for (_, aside) in &moved {
             tracing::warn!(aside = %aside.display(), what, "sled's summary was damaged: set aside and rebuilt");
         }
-        return second;
+        return Ok((db, contents, true));
     }
     // They were not to blame, and what was wrong with them in place says more than what was wrong without.
     for (path, aside) in moved.iter().filter(|(path, _)| !path.exists()) {
         fs::rename(aside, path).map_err(|error| io_error(aside, "rename", &error))?;
     }
-    first
+    Err(first)
 }
 
 fn try_open(

@@ -101,21 +101,22 @@ impl Original {
         }
     }
 
-    /// The store was found sound.
-    pub(crate) fn sound(self, set_aside: impl FnOnce(&Path) -> Result<PathBuf>) -> Result<()> {
-        match self.kept {
-            Kept::Whole => self.discard(),
-            Kept::Damaged => {
-                // Somebody repaired the store or put a backup in its place, which may have less in it.
-                let aside = set_aside(&self.dir.join(DAMAGED))?;
-                tracing::warn!(
-                    aside = %aside.display(),
-                    "the store is sound again; what was found damaged before is kept until somebody removes it"
-                );
-                Ok(())
-            }
-            Kept::No(_) => Ok(()),
-        }
+    /// The store was found sound. The copy is kept when sled's summary had to be `rebuilt`: nobody can say then that
+    /// nothing was dropped with the old one, only that no acknowledged record is known to be missing.
+    pub(crate) fn sound(self, rebuilt: bool, set_aside: impl FnOnce(&Path) -> Result<PathBuf>) -> Result<()> {
+        let name = match self.kept {
+            Kept::Whole if !rebuilt => return self.discard(),
+            Kept::Whole => WHOLE,
+            // Somebody repaired the store or put a backup in its place, which may have less in it.
+            Kept::Damaged => DAMAGED,
+            Kept::No(_) => return Ok(()),
+        };
+        let aside = set_aside(&self.dir.join(name))?;
+        tracing::warn!(
+            aside = %aside.display(),
+            "the store is sound again; its files as they were found damaged are kept until somebody removes them"
+        );
+        Ok(())
     }
 
     /// The store could not be opened. Returns the error with what must be known of the copy.
@@ -291,7 +292,7 @@ mod tests {
             let copy = temporary.path().join(WHOLE);
             assert_eq!(fs::read(copy.join("db")).unwrap(), vec![7; 300_000]);
             assert_eq!(fs::read(copy.join("blobs/1")).unwrap(), b"blob");
-            original.sound(not_moved).unwrap();
+            original.sound(false, not_moved).unwrap();
             assert_eq!(fs::read_dir(temporary.path()).unwrap().count(), 1, "only sled's own is left");
         }
     }
@@ -339,7 +340,7 @@ mod tests {
         let aside = dir.join("aside");
         let moved =
             |path: &Path| fs::rename(path, &aside).map(|()| aside.clone()).map_err(|_| StoreError::Stopped);
-        Original::keep_by(dir, &sled_dir, PLAIN).unwrap().sound(moved).unwrap();
+        Original::keep_by(dir, &sled_dir, PLAIN).unwrap().sound(false, moved).unwrap();
         assert!(aside.join("db").exists() && !dir.join(DAMAGED).exists());
     }
 }

@@ -104,6 +104,8 @@ async fn a_corrupt_summary_of_sled_is_set_aside_and_rebuilt() {
             aside.starts_with("corrupt-") && aside.ends_with(&name)
         });
         assert!(aside.count() > 0, "round {round}: the bad file is kept");
+        let found = fs::read(dir.join(format!("old-{}-sled-before-opening", round + 1)).join(&name));
+        assert_eq!(found.unwrap(), *bad, "round {round}: so is everything as it was found");
     }
 }
 
