@@ -36,6 +36,8 @@ pub(crate) struct Attempt {
     /// Up to which save the store has everything.
     stored_at: u64,
     pushing: bool,
+    /// The entry of the upload that runs takes long.
+    slow: bool,
     draining_since: Option<u64>,
     stop: Option<StopWhy>,
     end: Option<Exit>,
@@ -93,6 +95,7 @@ impl Attempt {
             saved: None,
             stored_at: 0,
             pushing: false,
+            slow: false,
             draining_since: None,
             stop: None,
             end: None,
@@ -209,7 +212,8 @@ impl World {
         attempt.phase = Phase::Starting;
         attempt.from_step = found.as_ref().map_or(0, |(_, step)| *step);
         let from = found.map(|(head, _)| reported(&head, t));
-        let above = self.oracle.objects(grant.0).set_aside_above(from.as_ref().map_or(0, |from| from.sequence));
+        let above =
+            self.oracle.objects(grant.0).set_aside_above(from.as_ref().map_or(0, |from| from.sequence));
         let fell_back = above.max(fell_back);
         self.report(inst, grant, Report::Restored { from, fell_back });
         let delay = self.rng.within(100, 2000);
@@ -246,11 +250,7 @@ impl World {
         let step = self.step_now(inst, grant);
         let plan = &self.d.jobs[self.oracle.client_of(grant.0)];
         let (save_ms, save_every, total) = (plan.save_ms, plan.save_every, plan.steps);
-        self.report(
-            inst,
-            grant,
-            Report::Progressed { progress: Progress { step, total: Some(total) } },
-        );
+        self.report(inst, grant, Report::Progressed { progress: Progress { step, total: Some(total) } });
         self.work_after(inst, grant, save_ms, Work::Saved(step));
         if periodic {
             self.work_after(inst, grant, save_every.max(save_ms + 1), Work::Save { periodic });
@@ -302,14 +302,18 @@ impl World {
         if delay > OWED_MARGIN / 2
             && let Some(attempt) = self.on(inst, grant)
         {
-            attempt.owed = None;
+            (attempt.slow, attempt.owed) = (true, None);
         }
         self.work_after(inst, grant, delay, Work::PutCommit { seen, step, saved_at, checkpoint });
     }
 
     /// From the look at the log to the entry behind it: others may write in between.
     fn put_delay(&mut self) -> u64 {
-        if !self.calm && self.rng.percent(8) { self.rng.within(1000, 20_000) } else { self.rng.within(5, 300) }
+        if !self.calm && self.rng.percent(8) {
+            self.rng.within(1000, 20_000)
+        } else {
+            self.rng.within(5, 300)
+        }
     }
 
     fn put_commit(
@@ -337,7 +341,7 @@ impl World {
             self.report(inst, grant, Report::Committed { checkpoint: reported(&head, saved_at) });
         }
         let Some(attempt) = self.on(inst, grant) else { return };
-        attempt.pushing = false;
+        (attempt.pushing, attempt.slow) = (false, false);
         attempt.stored_at = saved_at;
         let paid = attempt.owed.is_some_and(|owed| step >= owed);
         if paid {
@@ -438,7 +442,10 @@ impl World {
         let trusted = !self.cloud.insts[inst].worker.touched;
         let Some(attempt) = self.on(inst, grant) else { return };
         let first = trusted
-            && attempt.draining_since.is_none() && attempt.stop.is_none() && attempt.runs();
+            && !attempt.slow
+            && attempt.draining_since.is_none()
+            && attempt.stop.is_none()
+            && attempt.runs();
         if first && attempt.spec.checkpoint.signal.is_some() && t + needed <= deadline {
             attempt.owed = Some(step);
         }

@@ -89,7 +89,8 @@ impl World {
             return Some(launched(&self.cloud.insts[known]));
         }
         Oracle::launching(self, node, &key, &pool);
-        let refused = |refusal| Some(Input::LaunchAnswered { node, answer: LaunchAnswer::Refused { refusal } });
+        let refused =
+            |refusal| Some(Input::LaunchAnswered { node, answer: LaunchAnswer::Refused { refusal } });
         if expires_at <= self.t {
             let (scope, message) = (Scope::Pool { pool }, "it would be born expired".into());
             let kind = RefusalKind::InvalidRequest;
@@ -178,7 +179,8 @@ impl World {
                 if !std::mem::replace(&mut self.cloud.insts[inst].ending, true) {
                     // Some clouds take minutes to end what they no longer hear: a zombie goes on meanwhile.
                     let long = !self.calm && self.rng.percent(50);
-                    let delay = if long { self.rng.within(30_000, 180_000) } else { self.rng.within(500, 30_000) };
+                    let delay =
+                        if long { self.rng.within(30_000, 180_000) } else { self.rng.within(500, 30_000) };
                     self.after(delay, Ev::Fate { inst, fate: Fate::Ended });
                 }
                 return None;
@@ -265,11 +267,8 @@ impl World {
         self.trace.line(|| format!("i-{inst} is gone: {cause:?}"));
         self.worker_ends(inst, cause);
         self.cloud.insts[inst].gone = Some((cause, self.t));
-        let news = Input::InstanceGone {
-            instance: self.cloud.insts[inst].id.clone(),
-            cause,
-            at: Timestamp(self.t),
-        };
+        let news =
+            Input::InstanceGone { instance: self.cloud.insts[inst].id.clone(), cause, at: Timestamp(self.t) };
         for proc in 0..self.procs.len() {
             if self.procs[proc].core.is_none() {
                 continue;

@@ -70,10 +70,10 @@ impl World {
         let worker = &mut self.cloud.insts[inst].worker;
         (worker.conn, worker.welcomed) = (Some(conn), false);
         let held = worker.held();
-        self.to_scheduler(conn, Msg::Hello { conn, node, held });
+        self.send_to_scheduler(conn, Msg::Hello { conn, node, held });
     }
 
-    pub(crate) fn to_scheduler(&mut self, conn: usize, msg: Msg) {
+    pub(crate) fn send_to_scheduler(&mut self, conn: usize, msg: Msg) {
         if self.flows(conn) {
             let delay = self.rng.within(1, 60);
             let stream = &mut self.conns[conn];
@@ -83,7 +83,7 @@ impl World {
         }
     }
 
-    pub(crate) fn to_worker(&mut self, conn: usize, msg: ToWorker) {
+    pub(crate) fn send_to_worker(&mut self, conn: usize, msg: ToWorker) {
         if self.flows(conn) {
             let delay = self.rng.within(1, 60);
             let stream = &mut self.conns[conn];

@@ -2,7 +2,6 @@
 //! really hold, and from what clients were told. It trusts no scheduler and uses the core only to apply events.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 use spotq_checkpoint::CheckpointSeq;
 use spotq_core::{Cluster, Node, NodeState, Phase, apply, invariants, replay};
@@ -15,6 +14,7 @@ use crate::counts::Count;
 use crate::draw::MARKER;
 use crate::objects::Objects;
 use crate::scheduler::Grant;
+use crate::touched::{node_of, part_of, task_of};
 use crate::world::World;
 
 /// An instance to which no durable state refers is found and ended within this time, once faults have stopped: two
@@ -99,7 +99,10 @@ impl Oracle {
         for plan in &world.d.jobs {
             let known = c.by_client_key.get(plan.client_key.as_str()).copied();
             if plan.answered.is_some() && plan.answered != known {
-                let text = format!("`{}` was told job {:?}, a new leader knows {known:?}", plan.client_key, plan.answered);
+                let text = format!(
+                    "`{}` was told job {:?}, a new leader knows {known:?}",
+                    plan.client_key, plan.answered
+                );
                 world.violated("INV-01", text);
                 break;
             }
@@ -166,7 +169,8 @@ impl Oracle {
 
     /// INV-12: nobody takes a command away from a worker that is heard and whose attempt is under way.
     pub(crate) fn told_superseded(world: &mut World, inst: usize, grant: Grant) {
-        let current = spotq_core::is_current(&world.oracle.shadow, world.cloud.insts[inst].node, grant.0, grant.1);
+        let current =
+            spotq_core::is_current(&world.oracle.shadow, world.cloud.insts[inst].node, grant.0, grant.1);
         let worker = &mut world.cloud.insts[inst].worker;
         let runs = worker.attempt(grant).is_some_and(|a| a.runs());
         if runs && !current {
@@ -174,7 +178,8 @@ impl Oracle {
         }
         if runs && current && !worker.touched && !worker.noticed {
             let (task, generation) = grant;
-            world.violated("INV-12", format!("generation {generation} of task {task} is told that it is not"));
+            world
+                .violated("INV-12", format!("generation {generation} of task {task} is told that it is not"));
         }
     }
 
@@ -182,8 +187,9 @@ impl Oracle {
     pub(crate) fn restores(world: &mut World, (task, generation): Grant, found: Option<(u64, u64)>) {
         let expected = world.oracle.objects(task).head_by_hand();
         if expected != found {
-            let text =
-                format!("generation {generation} of task {task} restores {found:?}, the log says {expected:?}");
+            let text = format!(
+                "generation {generation} of task {task} restores {found:?}, the log says {expected:?}"
+            );
             let (wanted, got) = (expected.map(|(c, _)| c), found.map(|(c, _)| c));
             let void = got.is_some_and(|checkpoint| world.oracle.objects(task).is_void(checkpoint));
             let id = match got {
@@ -196,13 +202,20 @@ impl Oracle {
     }
 
     /// INV-02: what a writer commits that no newer one has fenced counts at once, and nothing else does.
-    pub(crate) fn commits(world: &mut World, (task, generation): Grant, checkpoint: CheckpointSeq, counts: bool) {
+    pub(crate) fn commits(
+        world: &mut World,
+        (task, generation): Grant,
+        checkpoint: CheckpointSeq,
+        counts: bool,
+    ) {
         let by_hand = world.oracle.objects(task).head_by_hand().map(|(checkpoint, _)| checkpoint);
         let log = &world.oracle.objects(task).log;
         let newer = log.iter().any(|entry| entry.generation > generation);
         let mine = by_hand == Some(checkpoint.0);
         if newer || !counts || !mine {
-            let text = format!("generation {generation} of task {task} commits {checkpoint}; newer: {newer}, it counts: {counts}, by hand: {by_hand:?}");
+            let text = format!(
+                "generation {generation} of task {task} commits {checkpoint}; newer: {newer}, it counts: {counts}, by hand: {by_hand:?}"
+            );
             world.violated("INV-02", text);
         }
     }
@@ -264,7 +277,9 @@ fn before(world: &mut World, event: &Event) {
         Fact::CheckpointCommitted { task, generation, checkpoint } => {
             let newest = world.oracle.placed.get(task).copied();
             if newest != Some(*generation) || checkpoint.generation != *generation {
-                let text = format!("a commit of generation {generation} of task {task} is taken; {newest:?} is newest");
+                let text = format!(
+                    "a commit of generation {generation} of task {task} is taken; {newest:?} is newest"
+                );
                 world.violated("INV-02", text);
             }
         }
@@ -303,7 +318,9 @@ fn attempt_ends(world: &mut World, grant: Grant, end: &AttemptEnd) {
     let inst = world.cloud.insts.iter_mut().find(|inst| inst.id == instance && inst.is_up());
     let Some(inst) = inst.filter(|inst| !inst.worker.touched && !inst.worker.noticed) else { return };
     if inst.worker.attempt(grant).is_some_and(|a| a.runs()) {
-        let text = format!("generation {generation} of task {task} runs undisturbed on {instance} and is given up: {end:?}");
+        let text = format!(
+            "generation {generation} of task {task} runs undisturbed on {instance} and is given up: {end:?}"
+        );
         world.violated("INV-12", text);
     }
 }
@@ -329,7 +346,9 @@ fn watch_task(world: &mut World, at: Timestamp, fact: &Fact) {
             world.oracle.clients.insert(*job, client.unwrap_or(0));
             (TaskId::only(*job), true)
         }
-        Fact::TaskReleased { task } | Fact::TaskWaits { task, .. } | Fact::AttemptEnded { task, .. } => (*task, true),
+        Fact::TaskReleased { task } | Fact::TaskWaits { task, .. } | Fact::AttemptEnded { task, .. } => {
+            (*task, true)
+        }
         Fact::TaskHeld { task, .. } | Fact::AttemptPlaced { task, .. } | Fact::TaskDone { task, .. } => {
             (*task, false)
         }
@@ -536,87 +555,5 @@ fn full_check(world: &mut World) {
     world.oracle.unchecked = 0;
     if let Some(broken) = invariants::check(&world.oracle.shadow).into_iter().next() {
         world.violated(broken.id, broken.text);
-    }
-}
-
-/// The part of the state that events touched, as a state of its own. Shares its jobs and nodes.
-fn part_of(c: &Cluster, tasks: &BTreeSet<TaskId>, nodes: &BTreeSet<NodeId>) -> Cluster {
-    let mut part = Cluster { version: c.version, now: c.now, ..Cluster::default() };
-    let holders = nodes.iter().filter_map(|id| Some(c.nodes.get(id)?.holder?.0));
-    for id in tasks.iter().copied().chain(holders) {
-        let Some(job) = c.jobs.get(&id.job) else { continue };
-        for task in job.tasks.values() {
-            if let Some(node) = task.attempts.last().and_then(|a| c.nodes.get(&a.node)) {
-                part.nodes.insert(node.id, Arc::clone(node));
-            }
-            if c.active.contains(&task.id) {
-                part.active.insert(task.id);
-            }
-            let key = spotq_core::QueueKey {
-                priority: std::cmp::Reverse(job.spec.priority),
-                submitted: job.submitted_at,
-                task: task.id,
-            };
-            if c.queue.contains(&key) {
-                part.queue.insert(key);
-            }
-        }
-        part.jobs.insert(id.job, Arc::clone(job));
-    }
-    for id in nodes {
-        if let Some(node) = c.nodes.get(id) {
-            part.nodes.insert(*id, Arc::clone(node));
-        }
-    }
-    // A node that came with its task may be held by another one by now.
-    let more: Vec<TaskId> = part.nodes.values().filter_map(|n| Some(n.holder?.0)).collect();
-    for id in more {
-        if let Some(job) = c.jobs.get(&id.job)
-            && !part.jobs.contains_key(&id.job)
-        {
-            part.jobs.insert(id.job, Arc::clone(job));
-            part.active.extend(c.active.get(&id).copied());
-        }
-    }
-    part.live = part.nodes.keys().filter(|id| c.live.contains(id)).copied().collect();
-    part
-}
-
-fn task_of(fact: &Fact) -> Option<TaskId> {
-    match fact {
-        Fact::JobSubmitted { job, .. } => Some(TaskId::only(*job)),
-        Fact::TaskHeld { task, .. }
-        | Fact::TaskReleased { task }
-        | Fact::TaskWaits { task, .. }
-        | Fact::AttemptPlaced { task, .. }
-        | Fact::AttemptAccepted { task, .. }
-        | Fact::AttemptRestored { task, .. }
-        | Fact::AttemptStarted { task, .. }
-        | Fact::AttemptProgressed { task, .. }
-        | Fact::CheckpointCommitted { task, .. }
-        | Fact::StopAsked { task, .. }
-        | Fact::AttemptExited { task, .. }
-        | Fact::AttemptEnded { task, .. }
-        | Fact::TaskDone { task, .. } => Some(*task),
-        _ => None,
-    }
-}
-
-fn node_of(fact: &Fact) -> Option<NodeId> {
-    match fact {
-        Fact::AttemptPlaced { node, .. }
-        | Fact::NodeRequested { node, .. }
-        | Fact::NodeLaunched { node, .. }
-        | Fact::NodeRefused { node, .. }
-        | Fact::NodeJoined { node }
-        | Fact::NodeNoticed { node, .. }
-        | Fact::NoticeWithdrawn { node }
-        | Fact::NodeEnding { node, .. }
-        | Fact::NodeGone { node, .. }
-        | Fact::NodeOrphaned { node, .. }
-        | Fact::NodeRepriced { node, .. }
-        | Fact::DrillAsked { node, .. }
-        | Fact::DrillAnswered { node, .. } => Some(*node),
-        _ => None,
     }
 }

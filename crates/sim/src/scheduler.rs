@@ -3,14 +3,13 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use spotq_core::{Cluster, NodeState, apply, decide, due, is_current, replay};
+use spotq_core::{Cluster, NodeState, apply, decide, is_current, replay};
 use spotq_model::{
-    Effect, EffectClass, Epoch, Event, Fact, Generation, Input, JobId, NodeId, Offer, Report, StopWhy,
-    TaskId, Timestamp,
+    Epoch, Event, Fact, Generation, Input, JobId, NodeId, Offer, Report, StopWhy, TaskId, Timestamp,
 };
 
-use crate::cloud::CloudCall;
 use crate::counts::Count;
+use crate::effects::Key;
 use crate::oracle::{DEEP_EVERY, Oracle};
 use crate::store::Refused;
 use crate::users::Reply;
@@ -19,11 +18,6 @@ use crate::world::{Ev, World};
 
 /// As in the engine.
 const APPENDS_MAX: usize = 4;
-const CALL_TIMEOUT: u64 = 60_000;
-const TELL_AGAIN: u64 = 1000;
-const LOOK_AGAIN: u64 = 100;
-const CALL_AGAIN: u64 = 200;
-const CALL_AGAIN_MAX: u64 = 15_000;
 /// Ticks while nothing is under way are this much rarer.
 const IDLE_TICKS: u64 = 4;
 /// A leader that has nothing to append learns within this time that another one leads.
@@ -32,7 +26,6 @@ const LEAD_CHECK: u64 = 5000;
 const AWAY_MS: (u64, u64) = (100, 20_000);
 
 pub(crate) type Grant = (TaskId, Generation);
-type Key = (EffectClass, NodeId, Generation);
 
 /// The process died here.
 #[derive(Debug)]
@@ -55,7 +48,7 @@ pub(crate) struct Core {
     durable: u64,
     in_air: usize,
     answers: VecDeque<(u64, Answer)>,
-    flights: BTreeMap<Key, Flight>,
+    pub flights: BTreeMap<Key, Flight>,
     /// The stream of each connected worker.
     pub sessions: BTreeMap<NodeId, usize>,
     pub heard: BTreeMap<NodeId, u64>,
@@ -70,11 +63,12 @@ pub(crate) struct Core {
     checked: u64,
 }
 
+/// An effect that runs, or may not run again before a time.
 #[derive(Debug)]
-struct Flight {
-    busy: bool,
-    not_before: u64,
-    tries: u32,
+pub(crate) struct Flight {
+    pub busy: bool,
+    pub not_before: u64,
+    pub tries: u32,
 }
 
 /// What comes into a scheduler.
@@ -424,17 +418,17 @@ impl World {
                 Answer::Welcome { conn, node, stale } => {
                     core.sessions.insert(node, conn);
                     core.heard.insert(node, self.t);
-                    self.to_worker(conn, ToWorker::Welcome);
+                    self.send_to_worker(conn, ToWorker::Welcome);
                     for grant in stale {
-                        self.to_worker(conn, ToWorker::Superseded { grant });
+                        self.send_to_worker(conn, ToWorker::Superseded { grant });
                     }
                     core.inbox.push_back(Msg::Joined(node));
                 }
                 Answer::Ack { conn, id, superseded } => {
                     if let Some(grant) = superseded {
-                        self.to_worker(conn, ToWorker::Superseded { grant });
+                        self.send_to_worker(conn, ToWorker::Superseded { grant });
                     }
-                    self.to_worker(conn, ToWorker::Ack { id });
+                    self.send_to_worker(conn, ToWorker::Ack { id });
                 }
             }
         }
@@ -459,106 +453,6 @@ impl World {
             }
         }
         Ok(())
-    }
-
-    fn effects(&mut self, who: (usize, u32), core: &mut Core) -> Result<(), Crash> {
-        let owed = due(&core.c, self.clock(who.0));
-        let keys: Vec<Key> = owed.iter().map(Effect::key).collect();
-        core.flights.retain(|key, flight| flight.busy || keys.contains(key));
-        for effect in owed {
-            let t = self.t;
-            let flight = core.flights.entry(effect.key()).or_insert(Flight {
-                busy: false,
-                not_before: t,
-                tries: 0,
-            });
-            if flight.busy || flight.not_before > t {
-                continue;
-            }
-            flight.tries += 1;
-            let again = (CALL_AGAIN << (flight.tries.min(8) - 1)).min(CALL_AGAIN_MAX);
-            self.may_crash(Count::CrashBetweenEffects)?;
-            let told = self.start(who, core, effect.clone());
-            if let Some(flight) = core.flights.get_mut(&effect.key()) {
-                (flight.busy, flight.not_before) = match told {
-                    None => (true, t + again),
-                    Some(true) => (false, t + TELL_AGAIN),
-                    Some(false) => (false, t + LOOK_AGAIN),
-                };
-            }
-        }
-        Ok(())
-    }
-
-    /// `None`: a call to the cloud runs; else whether the worker was told.
-    fn start(&mut self, who: (usize, u32), core: &Core, effect: Effect) -> Option<bool> {
-        let key = effect.key();
-        let call = match effect {
-            Effect::Grant { node, task, generation } => {
-                let spec = core.c.spec(task)?.clone();
-                return Some(self.say(core, node, ToWorker::Grant { grant: (task, generation), spec }));
-            }
-            Effect::Stop { node, task, generation, why, deadline } => {
-                let grant = (task, generation);
-                return Some(self.say(core, node, ToWorker::Stop { grant, why, deadline: deadline.0 }));
-            }
-            Effect::Launch { node, key, pool, expires_at } => {
-                CloudCall::Launch { node, key, pool, expires_at: expires_at.0 }
-            }
-            Effect::Terminate { instance, .. } => CloudCall::Terminate { instance },
-            Effect::Drill { node, instance, notice } => {
-                CloudCall::Drill { node, instance, notice: notice.0 }
-            }
-        };
-        self.call(who, key, call);
-        None
-    }
-
-    fn say(&mut self, core: &Core, node: NodeId, message: ToWorker) -> bool {
-        match core.sessions.get(&node) {
-            Some(conn) => {
-                self.to_worker(*conn, message);
-                true
-            }
-            None => false,
-        }
-    }
-
-    /// A call runs beside the loop; whatever becomes of it, it is over after a while.
-    fn call(&mut self, who: (usize, u32), key: Key, call: CloudCall) {
-        let lost = !self.calm && self.rng.chance(self.d.faults.cloud_loss_ppm);
-        if lost {
-            self.counts.add(Count::CloudCallLost);
-            self.tell(who, CALL_TIMEOUT, Msg::EffectOver(key));
-        } else {
-            let delay = self.rng.within(10, 2000);
-            self.after(delay, Ev::Call { who, key, call: Box::new(call) });
-        }
-    }
-
-    /// The cloud's answer on its way back.
-    pub(crate) fn call_answered(&mut self, who: (usize, u32), key: Key, input: Option<Input>) {
-        let faults = &self.d.faults;
-        let (loss, late, double) = (faults.cloud_loss_ppm, faults.cloud_late_ppm, faults.cloud_double_ppm);
-        if !self.calm && self.rng.chance(loss) {
-            self.counts.add(Count::CloudAnswerLost);
-            self.tell(who, CALL_TIMEOUT, Msg::EffectOver(key));
-            return;
-        }
-        let late = !self.calm && self.rng.chance(late);
-        let delay = if late { self.rng.within(5000, CALL_TIMEOUT) } else { self.rng.within(10, 500) };
-        if late {
-            self.counts.add(Count::CloudAnswerLate);
-        }
-        if let Some(input) = input {
-            if !self.calm && self.rng.chance(double) {
-                self.counts.add(Count::CloudAnswerDoubled);
-                let again = delay + self.rng.within(1, 120_000);
-                self.tell(who, again, Msg::Input(input.clone()));
-            }
-            self.tell(who, delay, Msg::Input(input));
-        }
-        self.tell(who, delay + 1, Msg::EffectOver(key));
     }
 }
 

@@ -158,7 +158,7 @@ impl World {
             let Some(out) = worker.outbox.get(worker.sent) else { return };
             let (id, grant, report) = (out.id, out.grant, out.report.clone());
             worker.sent += 1;
-            self.to_scheduler(conn, Msg::Report { conn, id, node, grant, report });
+            self.send_to_scheduler(conn, Msg::Report { conn, id, node, grant, report });
         }
     }
 
