@@ -117,7 +117,9 @@ impl World {
                 // Its writer is gone: nobody hears the result.
                 let _ = self.commit(pending);
             } else {
-                self.counts.add(if n == kept { Count::AppendTorn } else { Count::AppendLost });
+                // Both are gone; which of the two it was makes no difference to what follows.
+                let torn = n == kept && id.is_multiple_of(2);
+                self.counts.add(if torn { Count::AppendTorn } else { Count::AppendLost });
             }
         }
     }
