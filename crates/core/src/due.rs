@@ -1,6 +1,6 @@
 //! What the world still owes this state. Computed from state alone, so a crash only means it is computed again.
 
-use spotq_model::{Effect, Timestamp};
+use spotq_model::{Effect, Fact, Timestamp};
 
 use crate::state::{Cluster, Node, NodeState, Phase};
 
@@ -51,4 +51,20 @@ fn of_holder(c: &Cluster, node: &Node) -> Option<Effect> {
         task,
         generation,
     })
+}
+
+/// Facts that may make an effect due. The others, of which there are many, must not interrupt the flow of appends.
+#[must_use]
+pub fn owes_effects(fact: &Fact) -> bool {
+    !matches!(
+        fact,
+        Fact::JobSubmitted { .. }
+            | Fact::TaskHeld { .. }
+            | Fact::TaskReleased { .. }
+            | Fact::TaskWaits { .. }
+            | Fact::AttemptProgressed { .. }
+            | Fact::CheckpointCommitted { .. }
+            | Fact::NodeRepriced { .. }
+            | Fact::PoolCooled { .. }
+    )
 }

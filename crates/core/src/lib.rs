@@ -26,11 +26,11 @@ mod state;
 pub use apply::{IllegalEvent, apply, replay};
 pub use classify::{Loss, classify};
 pub use decide::{decide, is_current};
-pub use due::due;
+pub use due::{due, owes_effects};
 pub use explain::{Explanation, PoolVerdict, explain};
 pub use ledger::Segment;
 pub use lint::{Note, Severity, lint};
-pub use plan::{FreeNode, Move, Plan, PlanInput, Waiting, plan, plan_input};
+pub use plan::{FreeNode, Move, Plan, PlanInput, Waiting, plan, plan_input, wakes_planner};
 pub use policies::Policies;
 pub use state::{
     Attempt, Cluster, CoolDown, Drill, Job, Node, NodeState, NoticeSeen, Phase, QueueKey, Stop, Task,

@@ -148,6 +148,20 @@ pub fn plan_input<'a>(c: &Cluster, p: &Policies, now: Timestamp, offers: &'a [Of
     }
 }
 
+/// Facts after which something that waits might be placed.
+#[must_use]
+pub fn wakes_planner(fact: &Fact) -> bool {
+    matches!(
+        fact,
+        Fact::JobSubmitted { .. }
+            | Fact::TaskReleased { .. }
+            | Fact::AttemptEnded { .. }
+            | Fact::NodeJoined { .. }
+            | Fact::NodeRefused { .. }
+            | Fact::NodeGone { .. }
+    )
+}
+
 /// Places what can be placed, best task first, each on its best pool.
 #[must_use]
 pub fn plan(input: &PlanInput<'_>, p: &Policies) -> Plan {

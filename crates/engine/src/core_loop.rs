@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use futures::stream::FuturesOrdered;
-use spotq_core::{Cluster, apply, decide, due, invariants};
+use spotq_core::{Cluster, apply, decide, due, invariants, owes_effects, wakes_planner};
 use spotq_model::{Epoch, Event, Fact, Input, Offer, Progress, Report, TaskId, Version};
 use spotq_store::{Appending, Store, StoreError};
 use tokio::sync::{mpsc, watch};
@@ -390,32 +390,4 @@ async fn snapshot(
 ) -> Result<(), StoreError> {
     let bytes = tokio::task::spawn_blocking(move || encode_snapshot(&cluster)).await;
     store.snapshot(epoch, version, bytes.map_err(|_| StoreError::Stopped)?).await
-}
-
-/// Facts that may make an effect due. The others, of which there are many, must not interrupt the flow of appends.
-fn owes_effects(fact: &Fact) -> bool {
-    !matches!(
-        fact,
-        Fact::JobSubmitted { .. }
-            | Fact::TaskHeld { .. }
-            | Fact::TaskReleased { .. }
-            | Fact::TaskWaits { .. }
-            | Fact::AttemptProgressed { .. }
-            | Fact::CheckpointCommitted { .. }
-            | Fact::NodeRepriced { .. }
-            | Fact::PoolCooled { .. }
-    )
-}
-
-/// Facts after which something that waits might be placed.
-fn wakes_planner(fact: &Fact) -> bool {
-    matches!(
-        fact,
-        Fact::JobSubmitted { .. }
-            | Fact::TaskReleased { .. }
-            | Fact::AttemptEnded { .. }
-            | Fact::NodeJoined { .. }
-            | Fact::NodeRefused { .. }
-            | Fact::NodeGone { .. }
-    )
 }

@@ -3,9 +3,9 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use spotq_core::{Cluster, NodeState, apply, decide, is_current, replay};
+use spotq_core::{Cluster, NodeState, apply, decide, is_current, owes_effects, replay, wakes_planner};
 use spotq_model::{
-    Epoch, Event, Fact, Generation, Input, JobId, NodeId, Offer, Report, StopWhy, TaskId, Timestamp,
+    Epoch, Event, Generation, Input, JobId, NodeId, Offer, Report, StopWhy, TaskId, Timestamp,
 };
 
 use crate::counts::Count;
@@ -469,34 +469,6 @@ impl Core {
     pub(crate) fn is_settled(&self) -> bool {
         self.in_air == 0
     }
-}
-
-/// Facts that may make an effect due, as in the engine.
-fn owes_effects(fact: &Fact) -> bool {
-    !matches!(
-        fact,
-        Fact::JobSubmitted { .. }
-            | Fact::TaskHeld { .. }
-            | Fact::TaskReleased { .. }
-            | Fact::TaskWaits { .. }
-            | Fact::AttemptProgressed { .. }
-            | Fact::CheckpointCommitted { .. }
-            | Fact::NodeRepriced { .. }
-            | Fact::PoolCooled { .. }
-    )
-}
-
-/// Facts after which something that waits might be placed, as in the engine.
-fn wakes_planner(fact: &Fact) -> bool {
-    matches!(
-        fact,
-        Fact::JobSubmitted { .. }
-            | Fact::TaskReleased { .. }
-            | Fact::AttemptEnded { .. }
-            | Fact::NodeJoined { .. }
-            | Fact::NodeRefused { .. }
-            | Fact::NodeGone { .. }
-    )
 }
 
 /// Whether a stop lets the command save first.
