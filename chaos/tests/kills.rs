@@ -2,12 +2,15 @@
 //!
 //! They run the workspace's own programs, which must be built before: `cargo build --workspace --bins`.
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
-use spotq_chaos::cli::{Command, read_seed_file};
+use spotq_chaos::cli::Command;
 use spotq_chaos::{Kills, run};
 use spotq_testkit::{Seed, program};
+
+mod common;
+
+use common::regressions;
 
 /// After the last kill; a third of what a person's run has, so that a job that hangs is told in time.
 const CALM: Duration = Duration::from_secs(80);
@@ -35,13 +38,8 @@ fn kills_at_random_moments_lose_nothing_and_change_nothing() {
 
 #[test]
 fn kills_of_every_regression_seed_find_nothing_any_more() {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("regressions");
-    let mut seeds: Vec<_> = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
-    seeds.retain(|path| path.extension().is_some_and(|extension| extension == "seed"));
-    seeds.sort();
-    assert!(!seeds.is_empty(), "the seeds were moved; this test must go with them");
-    for path in seeds {
-        let Command::Kills(args) = read_seed_file(&path).unwrap() else { continue };
+    for (path, command) in regressions() {
+        let Command::Kills(args) = command else { continue };
         let summary =
             run(&Kills { from: args.from, jobs: args.jobs, ..kills(args.seed, args.rounds) }).unwrap();
         assert!(summary.violations.is_empty(), "{}: {summary}", path.display());

@@ -1,10 +1,12 @@
 //! The simulation as large as CI can bear, and every seed of it that once found something.
 
-use std::path::Path;
-
-use spotq_chaos::cli::{Command, SimArgs, read_seed_file};
+use spotq_chaos::cli::{Command, SimArgs};
 use spotq_chaos::sim::{Summary, run};
 use spotq_sim::{Count, Options};
+
+mod common;
+
+use common::regressions;
 
 fn sim(from: u64, seeds: u64) -> Summary {
     run(&SimArgs {
@@ -41,13 +43,8 @@ fn the_same_seed_is_the_same_run() {
 
 #[test]
 fn the_simulation_of_every_regression_seed_finds_nothing_any_more() {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("regressions");
-    let mut seeds: Vec<_> = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
-    seeds.retain(|path| path.extension().is_some_and(|extension| extension == "seed"));
-    seeds.sort();
-    assert!(!seeds.is_empty(), "the seeds were moved; this test must go with them");
-    for path in seeds {
-        if let Command::Sim(args) = read_seed_file(&path).unwrap() {
+    for (path, command) in regressions() {
+        if let Command::Sim(args) = command {
             let summary = run(&args);
             assert!(summary.failures.is_empty(), "{}: {summary}", path.display());
         }
