@@ -13,7 +13,7 @@ use anyhow::{Context as _, bail};
 use crate::cli::MutationsArgs;
 
 /// What the simulation is made of.
-const CRATES: [&str; 5] = ["model", "policy", "core", "checkpoint", "sim"];
+const CRATES: [&str; 6] = ["model", "host", "policy", "core", "checkpoint", "sim"];
 /// The copy is text written by hand; more than this is a mistake.
 const COPY_BYTES_MAX: u64 = 8 << 20;
 

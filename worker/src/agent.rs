@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use spotq_checkpoint::JobKey;
 use spotq_model::{JobSpec, Span, Timestamp};
@@ -22,15 +22,16 @@ use crate::bootstrap::{Bootstrap, CA_VARIABLE};
 use crate::environment::Places;
 use crate::error::WorkerError;
 use crate::identity::Identity;
-use crate::ids::{AttemptId, now};
+use crate::ids::{AttemptId, Instant, now};
 use crate::journal::Journal;
-use crate::notice::{self, CloudSays, WatchConfig};
+use crate::notice::{CloudSays, WatchConfig};
 use crate::outbox::{Novelty, Outbox};
 use crate::saves::Quiet;
 use crate::session::{self, Line};
 use crate::supervise::{Input, Stop};
+use crate::surroundings::{Node, Surroundings};
 use crate::uploads::StoreAddress;
-use crate::{cgroup, tree, words};
+use crate::words;
 
 /// Until the scheduler says otherwise.
 const HEARTBEAT: Duration = Duration::from_secs(2);
@@ -77,13 +78,29 @@ pub enum Departure {
 /// # Errors
 /// It could not begin: the directory, the address or the journal.
 pub async fn run(config: Config) -> Result<Departure, WorkerError> {
-    let endpoint = session::endpoint(&config.server).map_err(WorkerError::Invalid)?;
-    let mut terminate =
+    let mut signals =
         signal(SignalKind::terminate()).map_err(|e| WorkerError::system("listen for signals", e))?;
+    let (terminate, terminated) = mpsc::channel(CHANNEL_MAX);
+    tokio::spawn(async move {
+        while signals.recv().await.is_some() && terminate.send(()).await.is_ok() {}
+    });
+    run_in(config, Arc::new(Node), terminated).await
+}
+
+/// As [`run`], in any surroundings; `terminate` says that somebody wants this process to end.
+///
+/// # Errors
+/// As [`run`].
+pub async fn run_in(
+    config: Config,
+    around: Arc<dyn Surroundings>,
+    mut terminate: mpsc::Receiver<()>,
+) -> Result<Departure, WorkerError> {
+    let endpoint = session::endpoint(&config.server).map_err(WorkerError::Invalid)?;
     let (tell, mut told) = mpsc::channel(CHANNEL_MAX);
-    let mut agent = Agent::open(config, tell).await?;
+    let mut agent = Agent::open(config, around.clone(), tell).await?;
     let (line_tell, mut line) = mpsc::channel(CHANNEL_MAX);
-    let dialling = tokio::spawn(session::keep_open(endpoint, agent.trust.subscribe(), line_tell));
+    let dialling = tokio::spawn(session::keep_open(around, endpoint, agent.trust.subscribe(), line_tell));
     let mut cloud = agent.watch_cloud();
     let mut beat = tokio::time::interval(HEARTBEAT);
     beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -96,12 +113,14 @@ pub async fn run(config: Config) -> Result<Departure, WorkerError> {
         let grown = Arc::clone(&agent.setting.grown);
         let (out, stuck) = (agent.out.clone(), agent.stuck);
         tokio::select! {
-            Some(event) = line.recv() => agent.on_line(event),
-            Some(told) = told.recv() => agent.on_told(told),
-            Some(says) = cloud.recv() => agent.on_cloud(says),
-            _ = terminate.recv() => agent.leave(Some(now() + SIGNAL_DEADLINE)),
-            () = grown.notified() => {}
+            // In a fixed order, so that a simulation repeats itself: what is rare and presses comes first.
+            biased;
+            Some(()) = terminate.recv() => agent.leave(Some(now() + SIGNAL_DEADLINE)),
             _ = beat.tick() => agent.on_beat(),
+            Some(says) = cloud.recv() => agent.on_cloud(says),
+            Some(told) = told.recv() => agent.on_told(told),
+            Some(event) = line.recv() => agent.on_line(event),
+            () = grown.notified() => {}
             () = room(out), if stuck => {}
         }
         agent.send_all();
@@ -143,7 +162,11 @@ struct Agent {
 }
 
 impl Agent {
-    async fn open(mut config: Config, told: mpsc::Sender<Told>) -> Result<Agent, WorkerError> {
+    async fn open(
+        mut config: Config,
+        around: Arc<dyn Surroundings>,
+        told: mpsc::Sender<Told>,
+    ) -> Result<Agent, WorkerError> {
         let attempts = config.dir.join("attempts");
         std::fs::create_dir_all(&attempts).map_err(|e| WorkerError::disk("make", &attempts, e))?;
         let (journal, recovered) = Journal::open(&config.dir)
@@ -153,13 +176,13 @@ impl Agent {
         let trust = watch::channel(trust(&identity)).0;
         let given = Arc::new(std::mem::take(&mut config.bootstrap.env));
         let mark_prefix = mark_prefix(config.node, &config.dir);
-        if let Some(problem) = tree::kill_leftovers(&mark_prefix).await {
+        if let Some(problem) = around.clean(mark_prefix.clone()).await {
             tracing::error!(problem, "the node is not clean");
         }
-        cgroup::remove_leftovers(&mark_prefix);
         let log_of = |id| Places::below(&attempts, id).log;
         let outbox = Outbox::recover(journal, recovered, log_of);
         let setting = Setting {
+            around,
             exe: config.exe.clone(),
             attempts,
             mark_prefix,
@@ -194,7 +217,7 @@ impl Agent {
     fn watch_cloud(&self) -> mpsc::Receiver<CloudSays> {
         let (tell, says) = mpsc::channel(CHANNEL_MAX);
         if let Some(watch) = self.config.watch.clone() {
-            tokio::spawn(notice::watch(watch, tell, self.durable.subscribe()));
+            tokio::spawn(self.setting.around.watch(watch, tell, self.durable.subscribe()));
         }
         says
     }
@@ -448,7 +471,7 @@ impl Agent {
     fn forget_settled(&mut self) {
         for id in self.outbox.take_settled() {
             let places = Places::below(&self.setting.attempts, id);
-            tokio::task::spawn_blocking(move || {
+            spotq_host::blocking(move || {
                 if let Err(error) = std::fs::remove_dir_all(&places.dir) {
                     tracing::debug!(%error, dir = %places.dir.display(), "not removed");
                 }
@@ -540,7 +563,7 @@ mod tests {
             no_cgroups: false,
             exe: PathBuf::new(),
         };
-        let mut agent = Agent::open(config, mpsc::channel(1).0).await.unwrap();
+        let mut agent = Agent::open(config, Arc::new(Node), mpsc::channel(1).0).await.unwrap();
         let wire = v1::Grant { job_id: 1, task_index: 0, generation: 1 };
         let grant = v1::GrantTask {
             grant: Some(wire),

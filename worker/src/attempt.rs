@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use spotq_model::{JobSpec, Signal, SignalTarget, Timestamp};
 use spotq_proto::v1;
@@ -13,7 +13,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinHandle;
 
 use crate::environment::{self, Facts, Places};
-use crate::ids::{AttemptId, now};
+use crate::ids::{AttemptId, Instant, now};
 use crate::logs::{LOG_BYTES_MAX, LogWriter};
 use crate::observe::{self, Seen, SharedSeen, Sight, lock};
 use crate::process::{self, Ended, Launch, Pumps};
@@ -22,7 +22,7 @@ use crate::pushes::{self, LastPushes, Push, Reporter};
 use crate::restoring::Restoring;
 use crate::saves::{Pace, Quiet, Saves};
 use crate::supervise::{Action, End, Finish, Input, Machine, News, Phase, Pushed, Rules, Stop};
-use crate::tree::Tree;
+use crate::surroundings::{Processes, Started, Surroundings};
 use crate::uploads::{RestoredFrom, StoreAddress, Uploads, link_directory};
 use crate::words;
 
@@ -34,6 +34,7 @@ const TREE_POLL: Duration = Duration::from_millis(10);
 /// What all attempts of this worker share.
 #[derive(Debug, Clone)]
 pub struct Setting {
+    pub around: Arc<dyn Surroundings>,
     /// This program, for the shim.
     pub exe: PathBuf,
     pub attempts: PathBuf,
@@ -110,7 +111,7 @@ struct Attempt {
     sights: (mpsc::Sender<Sight>, mpsc::Receiver<Sight>),
     pace: watch::Sender<Pace>,
     observer: Option<JoinHandle<()>>,
-    tree: Tree,
+    processes: Arc<dyn Processes>,
     pumps: Option<Pumps>,
     restoring: Option<JoinHandle<()>>,
     push: Option<JoinHandle<()>>,
@@ -142,7 +143,6 @@ impl Attempt {
         let cwd = order.spec.workdir.as_ref().map_or_else(|| places.work.clone(), PathBuf::from);
         let mark = format!("{}{}", setting.mark_prefix, order.id);
         Ok(Attempt {
-            mark: mark.clone(),
             cwd,
             log,
             seen: Arc::new(Mutex::new(Seen { saves, progress, not_before: None })),
@@ -153,7 +153,8 @@ impl Attempt {
             sights: mpsc::channel(INPUTS_MAX),
             pace: watch::channel(Pace::Calm).0,
             observer: None,
-            tree: Tree { mark, launcher: None, cgroups: Vec::new() },
+            processes: setting.around.nobody(&mark),
+            mark,
             pumps: None,
             restoring: None,
             push: None,
@@ -178,6 +179,8 @@ impl Attempt {
         while machine.phase() != Phase::Done {
             let wake = machine.wake_at().map(|at| at.since(now()).as_duration());
             let input = tokio::select! {
+                // In a fixed order, so that a simulation repeats itself.
+                biased;
                 Some(input) = receiver.recv() => input,
                 Some(sight) = self.sights.1.recv() => match sight {
                     Sight::Complete(complete) => Input::Saved { at: complete.saved_at },
@@ -234,7 +237,7 @@ impl Attempt {
             Action::SendSave => self.send_save(),
             Action::SendTerm => {
                 self.asked_to_end = true;
-                Tree::signal(self.tree.members_quickly(), rustix::process::Signal::TERM);
+                self.processes.signal(self.processes.members(), rustix::process::Signal::TERM);
             }
             Action::AwaitTree => self.await_tree(),
             Action::KillTree => self.kill_tree(),
@@ -247,6 +250,7 @@ impl Attempt {
 
     fn start_restore(&mut self) {
         let restoring = Restoring {
+            around: Arc::clone(&self.setting.around),
             order: self.order.clone(),
             uploads: Arc::clone(&self.uploads),
             dir: self.places.checkpoint.clone(),
@@ -287,7 +291,7 @@ impl Attempt {
             programs: self.setting.exe.parent().unwrap_or(Path::new("/")),
         };
         let env = environment::build(std::env::vars_os(), &facts);
-        let (process, pumps) = process::start(&Launch {
+        let Started { pid, processes, ended, pumps } = self.setting.around.start(&Launch {
             exe: &self.setting.exe,
             command: command?,
             cwd: &self.cwd,
@@ -297,22 +301,21 @@ impl Attempt {
             no_cgroups: self.setting.no_cgroups,
             log: &self.log,
         })?;
-        let pid = process.pid;
-        self.tree = process.tree.clone();
+        self.processes = processes;
         // Output of `setup:` that is still being copied goes on by itself.
         self.pumps = Some(pumps);
         if self.observer.is_none() {
             self.observer = Some(tokio::spawn(observe::observe(
                 self.places.checkpoint.clone(),
                 Arc::clone(&self.seen),
-                self.tree.clone(),
+                Arc::clone(&self.processes),
                 self.pace.subscribe(),
                 self.sights.0.clone(),
             )));
         }
         let inputs = self.inputs.clone();
         tokio::spawn(async move {
-            let input = match process.wait().await {
+            let input = match ended.await {
                 Ended::End(end) => Input::Exited(end),
                 Ended::NotStarted { message } => Input::SpawnFailed { message },
             };
@@ -337,18 +340,18 @@ impl Attempt {
         let Some(signal) = self.order.spec.checkpoint.signal else { return };
         self.asked_to_end |= matches!(signal, Signal::Term | Signal::Int);
         let targets = match self.order.spec.checkpoint.signal_target {
-            SignalTarget::Ranks => self.tree.ranks(words::unix_signal(signal)),
-            SignalTarget::Launcher => self.tree.launcher.into_iter().collect(),
-            SignalTarget::All => self.tree.members_quickly(),
+            SignalTarget::Ranks => self.processes.ranks(words::unix_signal(signal)),
+            SignalTarget::Launcher => self.processes.launcher().into_iter().collect(),
+            SignalTarget::All => self.processes.members(),
         };
-        Tree::signal(targets, words::unix_signal(signal));
+        self.processes.signal(targets, words::unix_signal(signal));
     }
 
     fn await_tree(&self) {
-        let (tree, inputs) = (self.tree.clone(), self.inputs.clone());
+        let (processes, inputs) = (Arc::clone(&self.processes), self.inputs.clone());
         tokio::spawn(async move {
             // Ends with the attempt: its own kill empties the tree at the latest.
-            while !tree.members_quickly().is_empty() && !inputs.is_closed() {
+            while !processes.members().is_empty() && !inputs.is_closed() {
                 tokio::time::sleep(TREE_POLL).await;
             }
             let _ = inputs.send(Input::TreeEmpty).await;
@@ -356,9 +359,9 @@ impl Attempt {
     }
 
     fn kill_tree(&mut self) {
-        let (tree, inputs, pumps) = (self.tree.clone(), self.inputs.clone(), self.pumps.take());
+        let (killed, inputs, pumps) = (self.processes.kill(), self.inputs.clone(), self.pumps.take());
         tokio::spawn(async move {
-            let leftover = tree.kill().await;
+            let leftover = killed.await;
             if let Some(pumps) = pumps {
                 pumps.drain().await;
             }
@@ -472,7 +475,7 @@ impl Attempt {
     }
 
     fn clean_up(&mut self) {
-        crate::tree::is_over(&self.mark);
+        self.processes.is_over();
         for task in [self.observer.take(), self.push.take(), self.outputs.take()].into_iter().flatten() {
             task.abort();
         }

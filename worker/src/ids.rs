@@ -2,8 +2,10 @@
 
 use std::fmt;
 
-use spotq_model::{Generation, TaskId, Timestamp};
+use spotq_model::{Generation, TaskId};
 use spotq_proto::v1;
+
+pub use spotq_host::{Instant, now};
 
 /// One attempt of a task: what a grant names. Prints as `7-3`, also used as a directory name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -32,9 +34,3 @@ impl AttemptId {
     }
 }
 
-/// The wall clock, in milliseconds since the Unix epoch.
-#[must_use]
-pub fn now() -> Timestamp {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    Timestamp(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
-}

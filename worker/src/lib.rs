@@ -28,7 +28,10 @@ mod restoring;
 mod saves;
 mod session;
 mod shim;
+#[cfg(feature = "simulation")]
+pub mod simulation;
 pub mod supervise;
+mod surroundings;
 mod tree;
 mod uploads;
 mod words;

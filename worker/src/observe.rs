@@ -4,16 +4,16 @@
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use spotq_model::Timestamp;
 use tokio::sync::{mpsc, watch};
 
-use crate::ids::now;
+use crate::ids::{Instant, now};
 use crate::progress::{Point, Progress};
 use crate::renames::{Habit, Renames};
 use crate::saves::{Complete, Pace, Saves};
-use crate::tree::Tree;
+use crate::surroundings::Processes;
 
 /// How often to look: a saver in calm need not be caught at once, and a look costs a directory walk.
 const LOOK_CALM: Duration = Duration::from_millis(100);
@@ -52,7 +52,7 @@ pub fn lock(seen: &SharedSeen) -> MutexGuard<'_, Seen> {
 pub async fn observe(
     dir: PathBuf,
     seen: SharedSeen,
-    tree: Tree,
+    processes: Arc<dyn Processes>,
     mut pace: watch::Receiver<Pace>,
     tell: mpsc::Sender<Sight>,
 ) {
@@ -63,14 +63,14 @@ pub async fn observe(
     loop {
         let began = Instant::now();
         let habit =
-            renames.as_mut().map_or(Habit::Unknown, |renames| renames.look(|| has_writer(&tree, &dir)));
+            renames.as_mut().map_or(Habit::Unknown, |renames| renames.look(|| processes.has_writer(&dir)));
         let looker = {
             let mut seen = lock(&seen);
             seen.saves.learn(habit);
             seen.saves.looker()
         };
         let wanted = dir.clone();
-        let Ok(mut look) = tokio::task::spawn_blocking(move || looker.look(&wanted)).await else { return };
+        let Ok(mut look) = spotq_host::blocking(move || looker.look(&wanted)).await else { return };
         // Whatever name it has: what was made and may yet be renamed is not complete.
         look.temporary |= renames.as_ref().is_some_and(Renames::is_saving);
         let current = *pace.borrow_and_update();
@@ -87,7 +87,7 @@ pub async fn observe(
             }
             let waits = current == Pace::Calm && seen.not_before.is_some_and(|until| Instant::now() < until);
             if !waits {
-                let complete = seen.saves.judge(at, current, &look, || has_writer(&tree, &dir));
+                let complete = seen.saves.judge(at, current, &look, || processes.has_writer(&dir));
                 sights.extend(complete.map(Sight::Complete));
             }
             sights
@@ -100,6 +100,7 @@ pub async fn observe(
         let usual = if current == Pace::Calm { LOOK_CALM } else { LOOK_HURRIED };
         let rest = usual.max(began.elapsed() * LOOK_COST_FACTOR);
         tokio::select! {
+            biased;
             changed = pace.changed() => if changed.is_err() { return },
             () = tokio::time::sleep(rest) => {}
         }
@@ -110,10 +111,4 @@ pub async fn observe(
 #[must_use]
 pub fn step_at(seen: &SharedSeen, at: Timestamp) -> Option<u64> {
     lock(seen).progress.step_at(at)
-}
-
-fn has_writer(tree: &Tree, dir: &std::path::Path) -> bool {
-    // Links in `/proc` are spelled without links on the way.
-    let real = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
-    crate::tree::has_writer(&tree.members_quickly(), &real)
 }

@@ -6,13 +6,13 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use spotq_model::{Generation, TaskId};
 use spotq_proto::v1;
 use v1::report::What;
 
-use crate::ids::{AttemptId, now};
+use crate::ids::{AttemptId, Instant, now};
 use crate::journal::{Journal, Recovered};
 use crate::logs::LogReader;
 use crate::words;

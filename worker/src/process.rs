@@ -57,7 +57,7 @@ pub struct Process {
 }
 
 /// Copies the output of a process; ends when nobody holds the other ends any more.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Pumps(Vec<JoinHandle<()>>);
 
 /// How a process ended, or why it never began.

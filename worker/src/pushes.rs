@@ -82,7 +82,7 @@ impl Push {
     async fn last(&self, pace: Pace) -> Result<(), CheckpointError> {
         let looker = lock(&self.seen).saves.looker();
         let (looking, dir) = (looker.clone(), self.dir.clone());
-        let Ok(look) = tokio::task::spawn_blocking(move || looking.look(&dir)).await else { return Ok(()) };
+        let Ok(look) = spotq_host::blocking(move || looking.look(&dir)).await else { return Ok(()) };
         {
             let mut seen = lock(&self.seen);
             seen.progress.look(now());

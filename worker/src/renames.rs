@@ -9,9 +9,11 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
+
+use crate::ids::Instant;
 
 /// Room for the notes of one read; the kernel keeps the rest for the next.
 const BUFFER_BYTES: usize = 4096;

@@ -10,11 +10,13 @@ use crate::attempt::Order;
 use crate::logs::LogWriter;
 use crate::observe::{SharedSeen, lock};
 use crate::supervise::Input;
+use crate::surroundings::Surroundings;
 use crate::uploads::{Refusal, RestoredFrom, Uploads};
 
 /// All that a restore needs of its attempt.
 #[derive(Debug)]
 pub struct Restoring {
+    pub around: Arc<dyn Surroundings>,
     pub order: Order,
     /// Set as soon as the store is open.
     pub uploads: Arc<OnceLock<Arc<Uploads>>>,
@@ -42,7 +44,9 @@ impl Restoring {
     async fn restore(&self) -> Result<(), Refusal> {
         let Order { id, spec, store } = &self.order;
         let away = |problem: &str| self.log.note(&format!("{problem}; waiting for the checkpoint store"));
-        let opened = Uploads::open(store, id.generation, &spec.checkpoint, &spec.outputs, &away).await?;
+        let around = self.around.as_ref();
+        let opened =
+            Uploads::open(around, store, id.generation, &spec.checkpoint, &spec.outputs, &away).await?;
         let uploads = self.uploads.get_or_init(|| Arc::new(opened));
         let from = uploads.restore(&self.dir, store.newest_step, &away).await?;
         for damaged in &from.damaged {
@@ -54,7 +58,7 @@ impl Restoring {
         *self.restored.lock().unwrap_or_else(PoisonError::into_inner) = from;
         // What was restored is held by the store already.
         let (looker, dir) = (lock(&self.seen).saves.looker(), self.dir.clone());
-        if let Ok(look) = tokio::task::spawn_blocking(move || looker.look(&dir)).await {
+        if let Ok(look) = spotq_host::blocking(move || looker.look(&dir)).await {
             lock(&self.seen).saves.skip(&look);
         }
         Ok(())

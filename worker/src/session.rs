@@ -2,15 +2,18 @@
 //!
 //! Carries messages and nothing else: what they mean is the agent's business.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use spotq_proto::tls::{self, Trust};
+use spotq_proto::tls::Trust;
 use spotq_proto::v1;
 use spotq_proto::v1::workers_client::WorkersClient;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Code;
 use tonic::transport::{Channel, Endpoint};
+
+use crate::surroundings::Surroundings;
 
 /// First pause after a lost connection, doubled up to the second.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -52,11 +55,16 @@ pub fn endpoint(server: &str) -> Result<Endpoint, String> {
 }
 
 /// Dials until nobody listens any more.
-pub async fn keep_open(endpoint: Endpoint, trust: watch::Receiver<Trust>, tell: mpsc::Sender<Line>) {
+pub async fn keep_open(
+    around: Arc<dyn Surroundings>,
+    endpoint: Endpoint,
+    trust: watch::Receiver<Trust>,
+    tell: mpsc::Sender<Line>,
+) {
     let mut pause = PAUSE;
     while !tell.is_closed() {
         let trusted = trust.borrow().clone();
-        match once(&endpoint, &trusted, &tell).await {
+        match once(around.as_ref(), &endpoint, trusted, &tell).await {
             Ended::Heard => pause = PAUSE,
             Ended::Failed => {}
             Ended::Refused(message) => {
@@ -77,8 +85,13 @@ enum Ended {
     Refused(String),
 }
 
-async fn once(endpoint: &Endpoint, trust: &Trust, tell: &mpsc::Sender<Line>) -> Ended {
-    let channel: Channel = match tls::connect(endpoint.clone(), trust).await {
+async fn once(
+    around: &dyn Surroundings,
+    endpoint: &Endpoint,
+    trust: Trust,
+    tell: &mpsc::Sender<Line>,
+) -> Ended {
+    let channel: Channel = match around.dial(endpoint.clone(), trust).await {
         Ok(channel) => channel,
         Err(error) => {
             tracing::debug!(%error, "the scheduler does not answer");

@@ -4,17 +4,18 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use spotq_checkpoint::{
-    Action, CheckpointError, JobKey, Options, PushRequest, Repository, Restore, Selection,
+    Action, CheckpointError, JobKey, PushRequest, Repository, Restore, Selection,
 };
 use spotq_model::{CheckpointSpec, Generation, Profile, Span, Timestamp};
 use spotq_proto::v1;
 
-use crate::ids::now;
+use crate::ids::{Instant, now};
 use crate::saves::{Looker, step_in, temporary_names};
 use crate::supervise::Blame;
+use crate::surroundings::Surroundings;
 
 /// A store that is away when an attempt starts is tried this often before the attempt gives up, about three minutes.
 const RESTORE_TRIES: u32 = 12;
@@ -99,6 +100,7 @@ impl Uploads {
     /// # Errors
     /// See [`Refusal`].
     pub async fn open(
+        around: &dyn Surroundings,
         address: &StoreAddress,
         generation: Generation,
         spec: &CheckpointSpec,
@@ -107,7 +109,7 @@ impl Uploads {
     ) -> Result<Uploads, Refusal> {
         let mut patience = Patience::new(away);
         loop {
-            let error = match Self::open_once(address, generation, spec, outputs) {
+            let error = match Self::open_once(around, address, generation, spec, outputs) {
                 Ok(uploads) => return Ok(uploads),
                 Err(error) => error,
             };
@@ -118,16 +120,13 @@ impl Uploads {
     }
 
     fn open_once(
+        around: &dyn Surroundings,
         address: &StoreAddress,
         generation: Generation,
         spec: &CheckpointSpec,
         outputs: &[String],
     ) -> Result<Uploads, CheckpointError> {
-        let open = |url: &str| {
-            let given = address.given.iter().map(|(name, value)| (name.into(), value.into()));
-            let env = crate::environment::of_store(std::env::vars_os().chain(given));
-            Repository::from_url(url, address.key.clone(), env, Options::default())
-        };
+        let open = |url: &str| around.open_store(url, address.key.clone(), &address.given);
         let temporary: Vec<String> =
             temporary_names(Profile::Rename).iter().map(|glob| (*glob).to_owned()).collect();
         let everything = Selection::new(&[], &[])?;
@@ -195,7 +194,7 @@ impl Uploads {
     ) -> Result<Option<Held>, CheckpointError> {
         let started = Instant::now();
         let (profile, wanted) = (looker.profile(), dir.to_owned());
-        let Ok(look) = tokio::task::spawn_blocking(move || looker.look(&wanted)).await else {
+        let Ok(look) = spotq_host::blocking(move || looker.look(&wanted)).await else {
             return Ok(None);
         };
         if look.files == 0 || !may(&look) {
@@ -462,6 +461,7 @@ pub fn link_directory(cwd: &Path, link: &str, target: &Path) -> Result<(), Strin
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::surroundings::Node;
 
     #[test]
     fn a_job_finds_its_checkpoints_under_its_own_name() {
@@ -493,7 +493,7 @@ mod tests {
         runtime.block_on(async {
             let files = dir.path().join("files");
             std::fs::create_dir(&files).unwrap();
-            let first = Uploads::open(&address, Generation(1), &spec, &[], &|_| {}).await.unwrap();
+            let first = Uploads::open(&Node, &address, Generation(1), &spec, &[], &|_| {}).await.unwrap();
             let looker =
                 crate::saves::Saves::new(Profile::Rename, Default::default(), None).unwrap().looker();
             for step in [1, 2] {
@@ -501,10 +501,10 @@ mod tests {
                 let held = first.push(&files, looker.clone(), |_| true, |_| None).await.unwrap().unwrap();
                 assert_eq!(held.committed.unwrap().step, Some(step));
             }
-            let dead = Uploads::open(&address, Generation(2), &spec, &[], &|_| {}).await.unwrap();
+            let dead = Uploads::open(&Node, &address, Generation(2), &spec, &[], &|_| {}).await.unwrap();
             let newest = dead.repository.head().await.unwrap().unwrap().checkpoint;
             dead.repository.quarantine(Generation(2), newest, "damaged").await.unwrap();
-            let next = Uploads::open(&address, Generation(3), &spec, &[], &|_| {}).await.unwrap();
+            let next = Uploads::open(&Node, &address, Generation(3), &spec, &[], &|_| {}).await.unwrap();
             let restored =
                 next.restore(&dir.path().join("restored"), address.newest_step, &|_| {}).await.unwrap();
             assert_eq!((restored.checkpoint.unwrap().step, restored.fell_back), (Some(1), 1));

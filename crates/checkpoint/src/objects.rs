@@ -138,5 +138,5 @@ impl<T> Drop for Task<T> {
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, CheckpointError> + Send + 'static,
 ) -> Result<T, CheckpointError> {
-    tokio::task::spawn_blocking(work).await.map_err(CheckpointError::join)?
+    spotq_host::blocking(work).await.map_err(CheckpointError::join)?
 }

@@ -1,10 +1,4 @@
-//! The one place where the scheduler asks what time it is.
+//! The one place where the scheduler asks what time it is. Wall-clock time may jump; the core never lets time run
+//! backwards, and how long something takes is measured with [`Instant`].
 
-use spotq_model::Timestamp;
-
-/// Wall-clock time. It may jump; the core never lets time run backwards.
-#[must_use]
-pub fn now() -> Timestamp {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    Timestamp(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
-}
+pub use spotq_host::{Instant, now};

@@ -80,6 +80,7 @@ pub async fn start(config: EngineConfig) -> Result<Running, RecordError> {
         progress: HashMap::new(),
         appends: FuturesOrdered::new(),
         answers: VecDeque::new(),
+        decided: Decided::default(),
         appended_at: VecDeque::new(),
         gather: Gather::default(),
         effects: Effects::default(),
@@ -138,6 +139,8 @@ struct Core {
     appends: FuturesOrdered<Appending>,
     /// Answers, each with the version that must be durable before it goes out.
     answers: VecDeque<(Version, Release)>,
+    /// What the next append takes.
+    decided: Decided,
     /// When each append in the air began.
     appended_at: VecDeque<Instant>,
     gather: Gather,
@@ -151,6 +154,16 @@ struct Core {
     snapshot: Option<JoinHandle<Result<(), StoreError>>>,
 }
 
+/// Decided and applied, but not appended yet: it is still growing.
+#[derive(Default)]
+struct Decided {
+    records: Vec<Vec<u8>>,
+    /// Messages that it came from.
+    messages: usize,
+    /// How many of the answers wait for it.
+    answers: usize,
+}
+
 impl Core {
     async fn run(
         mut self,
@@ -160,24 +173,24 @@ impl Core {
         let mut batch = Vec::with_capacity(BATCH_MAX);
         let mut ticked = Instant::now();
         loop {
+            let settled = self.appends.is_empty() && self.decided.records.is_empty();
             // With effects to start, no new input is taken until what they rest on is durable.
-            let room = self.appends.len() < APPENDS_MAX && (self.appends.is_empty() || !self.effects_wanted);
+            let room = self.appends.len() < APPENDS_MAX && (settled || !self.effects_wanted);
             let to_tick = self.tick_period().saturating_sub(ticked.elapsed());
             let to_plan = self.plan_wanted.then(|| PLAN_EVERY.saturating_sub(self.planned.elapsed()));
-            let gather = self.gather.pause(batch.len(), self.answers.len());
-            let space = BATCH_MAX - batch.len();
+            let gather = self.gather_pause();
             let pause = [to_plan, gather].into_iter().flatten().fold(to_tick, Duration::min);
-            if room && to_tick.is_zero() {
+            if gather.is_some_and(|pause| pause.is_zero()) {
+                self.append();
+            } else if room && to_tick.is_zero() {
                 // Before the inbox, which may never be empty: leases and limits do not wait for a quiet moment.
                 ticked = Instant::now();
                 self.tick();
-            } else if room && gather.is_some_and(|pause| pause.is_zero()) {
-                self.gather.taken();
-                self.take(&mut batch);
             } else if room && pause.is_zero() {
                 // No tick: that would look for effects, and so interrupt the flow of appends.
                 self.plan_now();
             } else {
+                let space = BATCH_MAX - self.decided.messages;
                 tokio::select! {
                     biased;
                     () = stop.cancelled() => return self.snapshot_over().await,
@@ -186,12 +199,12 @@ impl Core {
                         if count == 0 {
                             return self.snapshot_over().await;
                         }
-                        self.gather.arrived(count);
+                        self.take(&mut batch);
                     }
-                    () = tokio::time::sleep(pause), if room => {}
+                    () = tokio::time::sleep(pause), if room || gather.is_some() => {}
                 }
             }
-            if self.appends.is_empty() {
+            if self.appends.is_empty() && self.decided.records.is_empty() {
                 self.settled().await?;
             }
         }
@@ -202,22 +215,37 @@ impl Core {
         if busy { TICK } else { TICK_IDLE }
     }
 
+    /// For how long what was decided should still grow; nothing where there is nothing, or where no append may begin.
+    fn gather_pause(&self) -> Option<Duration> {
+        if self.decided.records.is_empty() || self.appends.len() >= APPENDS_MAX {
+            return None;
+        }
+        let in_the_air = self.answers.len() - self.decided.answers;
+        Some(if self.effects_wanted {
+            Duration::ZERO
+        } else {
+            self.gather.pause(self.decided.messages, in_the_air)
+        })
+    }
+
     fn take(&mut self, batch: &mut Vec<Msg>) {
-        let mut records = Vec::new();
+        self.gather.arrived(batch.len());
+        self.decided.messages += batch.len();
         for message in batch.drain(..) {
             match message {
                 Msg::Do { input, then } => {
                     if let Some(input) = input {
-                        self.decide(&input, &mut records);
+                        self.decide(&input);
                     }
                     if let Some(then) = then {
                         let release = then(&self.seen());
                         self.answers.push_back((self.cluster.version, release));
+                        self.decided.answers += 1;
                     }
                 }
                 Msg::Offers(offers) => {
                     let input = Input::Offers { offers };
-                    self.decide(&input, &mut records);
+                    self.decide(&input);
                     if let Input::Offers { offers } = input {
                         self.plan_wanted |= !self.cluster.queue.is_empty();
                         self.offers = offers;
@@ -233,26 +261,27 @@ impl Core {
                 }
             }
         }
-        self.maybe_plan(&mut records);
-        self.append(records);
+        self.maybe_plan();
+        if self.decided.records.is_empty() {
+            // Nothing changed: only what is in the air already has to become durable.
+            self.append();
+        }
     }
 
     fn tick(&mut self) {
-        let mut records = Vec::new();
-        self.decide(&Input::Tick, &mut records);
+        self.decide(&Input::Tick);
         for node in self.silent_nodes() {
-            self.decide(&Input::LeaseExpired { node }, &mut records);
+            self.decide(&Input::LeaseExpired { node });
         }
         self.plan_wanted |= !self.cluster.queue.is_empty() && self.planned.elapsed() >= REPLAN;
-        self.maybe_plan(&mut records);
+        self.maybe_plan();
         self.effects_wanted = true;
-        self.append(records);
+        self.append();
     }
 
     fn plan_now(&mut self) {
-        let mut records = Vec::new();
-        self.maybe_plan(&mut records);
-        self.append(records);
+        self.maybe_plan();
+        self.append();
     }
 
     fn silent_nodes(&self) -> Vec<spotq_model::NodeId> {
@@ -261,12 +290,12 @@ impl Core {
         ready.map(|node| node.id).filter(|node| self.shared.sessions.silent_for(*node) > ttl).collect()
     }
 
-    fn maybe_plan(&mut self, records: &mut Vec<Vec<u8>>) {
+    fn maybe_plan(&mut self) {
         if self.plan_wanted && self.planned.elapsed() >= PLAN_EVERY && !self.offers.is_empty() {
             self.plan_wanted = false;
             self.planned = Instant::now();
             let input = Input::Plan { offers: std::mem::take(&mut self.offers) };
-            self.decide(&input, records);
+            self.decide(&input);
             if let Input::Plan { offers } = input {
                 self.offers = offers;
             }
@@ -276,8 +305,8 @@ impl Core {
         }
     }
 
-    /// Decides and applies; the records are appended by the caller in one go.
-    fn decide(&mut self, input: &Input, records: &mut Vec<Vec<u8>>) {
+    /// Decides and applies; what it led to is appended with the rest of what was decided.
+    fn decide(&mut self, input: &Input) {
         if let Input::Reported { task, report: Report::Progressed { progress }, .. } = input {
             self.progress.insert(*task, *progress);
             self.changed.send_modify(|count| *count += 1);
@@ -291,7 +320,7 @@ impl Core {
                 break;
             }
             self.note(&event);
-            records.push(encode_event(&event));
+            self.decided.records.push(encode_event(&event));
         }
     }
 
@@ -307,7 +336,9 @@ impl Core {
         }
     }
 
-    fn append(&mut self, records: Vec<Vec<u8>>) {
+    fn append(&mut self) {
+        let Decided { records, .. } = std::mem::take(&mut self.decided);
+        self.gather.taken();
         if records.is_empty() {
             self.release_answers();
             return;
@@ -388,6 +419,6 @@ async fn snapshot(
     version: Version,
     cluster: Cluster,
 ) -> Result<(), StoreError> {
-    let bytes = tokio::task::spawn_blocking(move || encode_snapshot(&cluster)).await;
+    let bytes = spotq_host::blocking(move || encode_snapshot(&cluster)).await;
     store.snapshot(epoch, version, bytes.map_err(|_| StoreError::Stopped)?).await
 }

@@ -1,7 +1,7 @@
 //! Carries out what is due. Every effect is safe to repeat; this only keeps one at a time from running twice at once.
 
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use spotq_core::Cluster;
 use spotq_model::{
@@ -13,7 +13,7 @@ use spotq_provider::{
     Bootstrap, InstanceState, LaunchRequest, Launched, Secret, TAG_CLUSTER, TAG_NODE, TerminateState,
 };
 
-use crate::clock::now;
+use crate::clock::{Instant, now};
 use crate::config::EngineConfig;
 use crate::handle::{Msg, Shared};
 

@@ -46,11 +46,11 @@ impl Gather {
 
     /// For how long a batch of `gathered` messages should still grow while `waiting` callers have messages that are
     /// being made durable. Zero for a batch that is to be decided now; nothing where there is no batch.
-    pub(crate) fn pause(&self, gathered: usize, waiting: usize) -> Option<Duration> {
-        let since = self.since?;
+    pub(crate) fn pause(&self, gathered: usize, waiting: usize) -> Duration {
+        let Some(since) = self.since else { return Duration::ZERO };
         // Half of all callers: while one half is being written, the other gathers.
         let enough = gathered >= BATCH_MAX || gathered >= (gathered + waiting + self.away).div_ceil(2);
-        Some(if enough { Duration::ZERO } else { self.window.saturating_sub(since.elapsed()) })
+        if enough { Duration::ZERO } else { self.window.saturating_sub(since.elapsed()) }
     }
 }
 

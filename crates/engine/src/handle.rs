@@ -74,7 +74,7 @@ impl std::fmt::Debug for Msg {
 impl Handle {
     /// Queues a job; the answer means that it survives a power cut (INV-01). The same key twice is the same job.
     pub async fn submit(&self, client_key: String, spec: JobSpec) -> Result<Submitted, EngineError> {
-        let uuid = uuid::Uuid::new_v4().to_string();
+        let uuid = spotq_host::uuid().to_string();
         let (key, drawn) = (client_key.clone(), uuid.clone());
         let input = Input::Submit { client_key, uuid, spec: Arc::new(spec) };
         let submitted = self.ask(Some(input), move |seen| {

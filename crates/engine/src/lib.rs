@@ -26,6 +26,6 @@ pub use clock::now;
 pub use config::{ClusterSecret, EngineConfig};
 pub use core_loop::{Running, start};
 pub use effects::CA_VARIABLE;
-pub use grpc::{serve, serve_secured};
+pub use grpc::{serve, serve_incoming, serve_secured};
 pub use handle::{EngineError, Handle, Seen, Submitted};
 pub use records::{RecordError, decode_record, encode_event};

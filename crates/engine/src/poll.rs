@@ -60,6 +60,7 @@ pub(crate) async fn changes(shared: Shared, stop: CancellationToken) {
     let mut news = shared.config.provider.changes();
     loop {
         let change = tokio::select! {
+            biased;
             () = stop.cancelled() => return,
             change = news.recv() => change,
         };
@@ -95,6 +96,7 @@ fn seen(instance: Instance) -> InstanceSeen {
 async fn wait(shared: &Shared, stop: &CancellationToken, first: &mut bool) -> bool {
     let pause = if std::mem::take(first) { Duration::ZERO } else { shared.config.poll_every };
     tokio::select! {
+        biased;
         () = stop.cancelled() => false,
         () = tokio::time::sleep(pause) => true,
     }

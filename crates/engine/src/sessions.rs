@@ -2,13 +2,15 @@
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use spotq_model::NodeId;
 use spotq_proto::v1::{SchedulerMessage, scheduler_message};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
+
+use crate::clock::Instant;
 
 /// Messages that may wait for one worker; one that reads nothing is dropped and dials in again.
 pub(crate) const OUTBOX_SIZE: usize = 256;

@@ -23,6 +23,7 @@ mod worker;
 mod world;
 
 pub use counts::{Count, Counts};
+pub use rng::{Ppm, Rng};
 
 /// How a run is made.
 #[derive(Debug, Clone, Copy)]

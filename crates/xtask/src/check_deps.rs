@@ -14,6 +14,7 @@ use crate::Violation;
 /// Each crate may use only those before it, leaving aside what its tests use. Names without `spotq-`.
 const ORDER: &[&str] = &[
     "model",
+    "host",
     "proto",
     "policy",
     "core",
@@ -37,6 +38,7 @@ const ORDER: &[&str] = &[
     "web",
     "testkit",
     "worker",
+    "sim-engine",
     "examples",
     "scheduler",
     "cli",

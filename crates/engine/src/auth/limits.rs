@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
 
 use tonic::Status;
 
 use super::Who;
+use crate::clock::Instant;
 
 /// Calls per second that one user may go on making: a hundred command lines that wait, or a submit each millisecond.
 const PER_SECOND: f64 = 1000.0;

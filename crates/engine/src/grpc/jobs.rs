@@ -275,6 +275,7 @@ async fn watch(shared: Shared, id: TaskId, caller: Caller, tx: mpsc::Sender<Resu
         }
         tokio::time::sleep(WATCH_AT_MOST).await;
         tokio::select! {
+            biased;
             changed = handle.changed() => if changed.is_err() { return },
             () = tokio::time::sleep(WATCH_AT_LEAST) => {}
             () = tx.closed() => return,
@@ -311,6 +312,7 @@ async fn follow(
             }
             None if done || !more || only.is_some_and(|g| next >= g) => return,
             None => tokio::select! {
+                biased;
                 () = tokio::time::sleep(FOLLOW_EVERY) => {}
                 () = tx.closed() => return,
             },
@@ -338,7 +340,7 @@ async fn follow_part(
             let frames = reading.read(&file);
             (reading, frames)
         };
-        let (back, frames) = tokio::task::spawn_blocking(read).await.ok()?;
+        let (back, frames) = spotq_host::blocking(read).await.ok()?;
         reader = back;
         let frames = match frames {
             Ok(frames) => frames,
@@ -358,6 +360,7 @@ async fn follow_part(
         }
         if nothing_new {
             tokio::select! {
+                biased;
                 () = tokio::time::sleep(FOLLOW_EVERY) => {}
                 () = tx.closed() => return None,
             }

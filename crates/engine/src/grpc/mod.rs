@@ -6,15 +6,19 @@ mod reports;
 mod workers;
 
 use std::future::Future;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::Stream;
 use spotq_model::TaskId;
 use spotq_proto::{MESSAGE_BYTES_MAX, v1};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tonic::Status;
 use tonic::service::Routes;
 use tonic::transport::Server;
+use tonic::transport::server::{Connected, TcpIncoming};
 
 use crate::auth::{AuthLayer, Joins, Security, Unbound};
 use crate::core_loop::Running;
@@ -34,9 +38,22 @@ pub fn serve<Stop: Future<Output = ()> + Send + 'static>(
     listener: TcpListener,
     stop: Stop,
 ) -> impl Future<Output = Result<(), tonic::transport::Error>> + Send + use<Stop> {
+    serve_incoming(engine, TcpIncoming::from(listener).with_nodelay(Some(true)), stop)
+}
+
+/// As [`serve`], for connections that somebody else accepts.
+pub fn serve_incoming<Incoming, Connection, Stop>(
+    engine: &Running,
+    incoming: Incoming,
+    stop: Stop,
+) -> impl Future<Output = Result<(), tonic::transport::Error>> + Send + use<Incoming, Connection, Stop>
+where
+    Incoming: Stream<Item = io::Result<Connection>> + Send + 'static,
+    Connection: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
+    Stop: Future<Output = ()> + Send + 'static,
+{
     let shared = engine.shared.clone();
     async move {
-        let incoming = tonic::transport::server::TcpIncoming::from(listener).with_nodelay(Some(true));
         let routes = routes(shared, None).await;
         server()
             .layer(AuthLayer::new(None))
@@ -114,7 +131,7 @@ async fn forget_joins(shared: &Shared, joins: &Joins) {
     let live = shared.handle.query(|seen| seen.cluster.live.iter().copied().collect::<Vec<_>>()).await;
     let (Ok(live), joins) = (live, joins.clone()) else { return };
     // One that stays is looked at again at the next start.
-    let _ = tokio::task::spawn_blocking(move || joins.forget(|node| live.contains(&node))).await;
+    let _ = spotq_host::blocking(move || joins.forget(|node| live.contains(&node))).await;
 }
 
 pub(crate) fn no_such_job(id: TaskId) -> Status {

@@ -38,7 +38,7 @@ impl Workers {
             identity: std::mem::take(&mut hello.identity),
         };
         let joins = self.joins.clone();
-        let admitted = tokio::task::spawn_blocking(move || joins.admit(node, &shown, now())).await;
+        let admitted = spotq_host::blocking(move || joins.admit(node, &shown, now())).await;
         match admitted.map_err(|error| Status::internal(error.to_string()))? {
             Ok(Admission::Bound { lease }) => Ok(Some(Lease { joins: self.joins.clone(), lease })),
             Ok(Admission::Unbound) => Ok(None),
@@ -155,6 +155,7 @@ impl Session {
     async fn run(self, mut incoming: Streaming<v1::WorkerMessage>) {
         let (id, cut) = self.shared.sessions.open(self.node, self.outbox.clone());
         tokio::select! {
+            biased;
             () = self.listen(&mut incoming) => {}
             // A report that is cut off in the middle was not acknowledged, so the worker sends it again.
             () = cut.cancelled() => {}
@@ -217,7 +218,7 @@ impl Session {
         let data_dir = self.shared.config.data_dir.clone();
         let write = move || logs::write(&data_dir, task, generation, chunk.offset, &chunk.data);
         let written =
-            tokio::task::spawn_blocking(write).await.map_err(|e| Status::internal(e.to_string()))?;
+            spotq_host::blocking(write).await.map_err(|e| Status::internal(e.to_string()))?;
         match written {
             Ok(offset) => {
                 self.say(Kind::LogAck(v1::LogAck { grant: Some((task, generation).into()), offset })).await;
