@@ -173,9 +173,8 @@ impl Core {
         let mut batch = Vec::with_capacity(BATCH_MAX);
         let mut ticked = Instant::now();
         loop {
-            let settled = self.appends.is_empty() && self.decided.records.is_empty();
             // With effects to start, no new input is taken until what they rest on is durable.
-            let room = self.appends.len() < APPENDS_MAX && (settled || !self.effects_wanted);
+            let room = self.appends.len() < APPENDS_MAX && (self.all_durable() || !self.effects_wanted);
             let to_tick = self.tick_period().saturating_sub(ticked.elapsed());
             let to_plan = self.plan_wanted.then(|| PLAN_EVERY.saturating_sub(self.planned.elapsed()));
             let gather = self.gather_pause();
@@ -201,13 +200,17 @@ impl Core {
                         }
                         self.take(&mut batch);
                     }
-                    () = tokio::time::sleep(pause), if room || gather.is_some() => {}
+                    () = tokio::time::sleep(pause), if room => {}
                 }
             }
-            if self.appends.is_empty() && self.decided.records.is_empty() {
+            if self.all_durable() {
                 self.settled().await?;
             }
         }
+    }
+
+    fn all_durable(&self) -> bool {
+        self.appends.is_empty() && self.decided.records.is_empty()
     }
 
     fn tick_period(&self) -> Duration {
@@ -275,7 +278,8 @@ impl Core {
         }
         self.plan_wanted |= !self.cluster.queue.is_empty() && self.planned.elapsed() >= REPLAN;
         self.maybe_plan();
-        self.effects_wanted = true;
+        // Asked beforehand, since looking for effects interrupts the flow of appends.
+        self.effects_wanted |= !due(&self.cluster, now()).is_empty();
         self.append();
     }
 

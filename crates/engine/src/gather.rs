@@ -39,13 +39,13 @@ impl Gather {
         self.window = took.clamp(WINDOW_MIN, WINDOW_MAX);
     }
 
-    /// The batch is being decided.
+    /// The batch is being appended.
     pub(crate) fn taken(&mut self) {
         self.since = None;
     }
 
     /// For how long a batch of `gathered` messages should still grow while `waiting` callers have messages that are
-    /// being made durable. Zero for a batch that is to be decided now; nothing where there is no batch.
+    /// being made durable. Zero for a batch that is to be appended now.
     pub(crate) fn pause(&self, gathered: usize, waiting: usize) -> Duration {
         let Some(since) = self.since else { return Duration::ZERO };
         // Half of all callers: while one half is being written, the other gathers.
@@ -67,19 +67,18 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_caller_alone_never_waits() {
-        assert_eq!(after(0, 1).pause(1, 0), Some(Duration::ZERO), "the first of all");
-        assert_eq!(after(1, 1).pause(1, 0), Some(Duration::ZERO), "it came back");
-        assert_eq!(Gather::default().pause(0, 0), None, "there is no batch");
+        assert_eq!(after(0, 1).pause(1, 0), Duration::ZERO, "the first of all");
+        assert_eq!(after(1, 1).pause(1, 0), Duration::ZERO, "it came back");
     }
 
     #[tokio::test(start_paused = true)]
     async fn half_of_all_callers_is_enough_and_less_waits_for_the_window_at_most() {
-        assert_eq!(after(64, 63).pause(63, 64), Some(WINDOW_MIN), "63 here, 64 being written, one away");
-        assert_eq!(after(64, 64).pause(64, 64), Some(Duration::ZERO));
+        assert_eq!(after(64, 63).pause(63, 64), WINDOW_MIN, "63 here, 64 being written, one away");
+        assert_eq!(after(64, 64).pause(64, 64), Duration::ZERO);
         let few = after(64, 3);
-        assert_eq!(few.pause(3, 0), Some(WINDOW_MIN));
+        assert_eq!(few.pause(3, 0), WINDOW_MIN);
         tokio::time::advance(WINDOW_MIN).await;
-        assert_eq!(few.pause(3, 0), Some(Duration::ZERO), "the others did not come back");
+        assert_eq!(few.pause(3, 0), Duration::ZERO, "the others did not come back");
     }
 
     #[tokio::test(start_paused = true)]
@@ -88,12 +87,12 @@ mod tests {
             let mut gather = Gather::default();
             gather.answered(64, Duration::from_millis(took));
             gather.arrived(1);
-            assert_eq!(gather.pause(1, 0), Some(window));
+            assert_eq!(gather.pause(1, 0), window);
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_full_batch_is_decided_however_many_callers_there_are() {
-        assert_eq!(after(5000, BATCH_MAX).pause(BATCH_MAX, 5000), Some(Duration::ZERO));
+        assert_eq!(after(5000, BATCH_MAX).pause(BATCH_MAX, 5000), Duration::ZERO);
     }
 }

@@ -217,8 +217,7 @@ impl Session {
         }
         let data_dir = self.shared.config.data_dir.clone();
         let write = move || logs::write(&data_dir, task, generation, chunk.offset, &chunk.data);
-        let written =
-            spotq_host::blocking(write).await.map_err(|e| Status::internal(e.to_string()))?;
+        let written = spotq_host::blocking(write).await.map_err(|e| Status::internal(e.to_string()))?;
         match written {
             Ok(offset) => {
                 self.say(Kind::LogAck(v1::LogAck { grant: Some((task, generation).into()), offset })).await;
