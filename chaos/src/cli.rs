@@ -21,7 +21,9 @@ pub enum Command {
     Kills(KillsArgs),
     /// the shipped core in a simulated world of faults: virtual time, thousands of seeds
     Sim(SimArgs),
-    /// deliberate bugs in the core, one at a time: the simulation must find each of them
+    /// the real engine and the real worker over real gRPC in a simulated world of faults: virtual time, hundreds of seeds
+    EngineSim(SimArgs),
+    /// deliberate bugs, one at a time: the simulations must find each of them
     Mutations(MutationsArgs),
 }
 
@@ -40,18 +42,18 @@ pub struct MutationsArgs {
 
 #[derive(Debug, Clone, clap::Args)]
 pub struct SimArgs {
-    /// How many seeds
-    #[arg(long, default_value_t = 10_000)]
-    pub seeds: u64,
+    /// How many seeds [default: 10000 of `sim`, 500 of `engine-sim`]
+    #[arg(long)]
+    pub seeds: Option<u64>,
     /// The first seed
     #[arg(long, default_value_t = 0, value_name = "SEED")]
     pub from: u64,
     /// This seed alone
     #[arg(long, conflicts_with_all = ["seeds", "from"])]
     pub seed: Option<u64>,
-    /// Jobs that are submitted in each run
-    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub jobs: u32,
+    /// Jobs that are submitted in each run [default: 50 of `sim`, 8 of `engine-sim`]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub jobs: Option<u32>,
     /// Threads that make runs [default: as many as there are cores]
     #[arg(long)]
     pub threads: Option<usize>,

@@ -3,8 +3,9 @@
 use std::process::ExitCode;
 
 use clap::Parser as _;
-use spotq_chaos::cli::{Cli, Command, Output};
-use spotq_chaos::{mutations, sim};
+use spotq_chaos::cli::{Cli, Command, Output, SimArgs};
+use spotq_chaos::mutations;
+use spotq_chaos::sim::{self, Simulation};
 
 /// The simulation makes and drops small things all the time; with glibc's allocator it takes half as long again.
 #[global_allocator]
@@ -18,14 +19,8 @@ fn main() -> anyhow::Result<ExitCode> {
             print!("{summary}");
             summary.violations.is_empty()
         }
-        Command::Sim(args) => {
-            let summary = sim::run(&args);
-            match args.output {
-                Output::Table => print!("{summary}"),
-                Output::Json => println!("{}", summary.to_json()),
-            }
-            summary.failures.is_empty()
-        }
+        Command::Sim(args) => simulate(Simulation::Core, &args),
+        Command::EngineSim(args) => simulate(Simulation::Engine, &args),
         Command::Mutations(args) => {
             let found = mutations::run(&args, |verdict| println!("{verdict}"))?;
             println!(
@@ -37,4 +32,15 @@ fn main() -> anyhow::Result<ExitCode> {
         }
     };
     Ok(if whole { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Says whether every promise was kept.
+#[expect(clippy::print_stdout, reason = "a command-line tool: the summary is its output")]
+fn simulate(simulation: Simulation, args: &SimArgs) -> bool {
+    let summary = sim::run(simulation, args);
+    match args.output {
+        Output::Table => print!("{summary}"),
+        Output::Json => println!("{}", summary.to_json()),
+    }
+    summary.failures.is_empty()
 }

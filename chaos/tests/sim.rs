@@ -1,23 +1,24 @@
 //! The simulation as large as CI can bear, and every seed of it that once found something.
 
 use spotq_chaos::cli::{Command, SimArgs};
-use spotq_chaos::sim::{Summary, run};
-use spotq_sim::{Count, Options};
+use spotq_chaos::sim::{Simulation, Summary, run};
+use spotq_sim::Options;
 
 mod common;
 
 use common::regressions;
 
 fn sim(from: u64, seeds: u64) -> Summary {
-    run(&SimArgs {
-        seeds,
+    let args = SimArgs {
+        seeds: Some(seeds),
         from,
         seed: None,
-        jobs: 50,
+        jobs: None,
         threads: None,
         verbose: false,
         output: spotq_chaos::cli::Output::Table,
-    })
+    };
+    run(Simulation::Core, &args)
 }
 
 #[test]
@@ -26,9 +27,9 @@ fn no_fault_of_500_seeds_breaks_an_invariant() {
     println!("{summary}");
     assert!(summary.failures.is_empty(), "{summary}");
     // What never happens proves nothing.
-    let silent: Vec<&str> = summary.counts.iter().filter(|(_, n)| *n == 0).map(|(name, _)| name).collect();
+    let silent: Vec<&str> = summary.counts.iter().filter(|(_, n)| *n == 0).map(|(name, _)| *name).collect();
     assert!(silent.is_empty(), "never exercised: {silent:?}");
-    assert!(summary.counts.of(Count::Completed) > 500 * 25, "{summary}");
+    assert!(summary.count("jobs completed") > 500 * 25, "{summary}");
 }
 
 #[test]
@@ -45,7 +46,7 @@ fn the_same_seed_is_the_same_run() {
 fn the_simulation_of_every_regression_seed_finds_nothing_any_more() {
     for (path, command) in regressions() {
         if let Command::Sim(args) = command {
-            let summary = run(&args);
+            let summary = run(Simulation::Core, &args);
             assert!(summary.failures.is_empty(), "{}: {summary}", path.display());
         }
     }

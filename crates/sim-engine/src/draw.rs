@@ -40,7 +40,7 @@ pub(crate) struct Faults {
     pub put_fail_ppm: Ppm,
     pub get_fail_ppm: Ppm,
     pub objects_slow_ppm: Ppm,
-    pub corrupt_ppm: Ppm,
+    pub corrupt_every: u64,
 }
 
 /// A run as drawn.
@@ -159,7 +159,7 @@ fn faults(rng: &mut Rng) -> Faults {
         put_fail_ppm: some(&[20_000, 100_000]) as Ppm,
         get_fail_ppm: some(&[20_000, 100_000]) as Ppm,
         objects_slow_ppm: some(&[50_000, 200_000]) as Ppm,
-        corrupt_ppm: some(&[30_000, 150_000]) as Ppm,
+        corrupt_every: some(&[3000, 12_000]),
     }
 }
 

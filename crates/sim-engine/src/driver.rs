@@ -1,0 +1,217 @@
+//! Makes one run: steps the hosts, lets what was drawn happen to them, and looks whether all is over.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use spotq_sim::{Rng, TraceLevel, Violation};
+use turmoil::Sim;
+
+use crate::net::SCHEDULER;
+use crate::oracle::Oracle;
+use crate::world::{FIRST_NODE_HOST, Machines, SLOTS, TICK_MS, World};
+use crate::{Options, Run, draw, faults, logs, node, scheduler, store, users};
+
+/// Without faults everything is over after this much longer.
+const CALM_MAX_MS: u64 = 15 * 60_000;
+const USERS: &str = "users";
+
+/// What is to be done to a host or its connection with the scheduler.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Act {
+    StartScheduler,
+    KillScheduler,
+    /// The machine boots, or its worker is started again.
+    Start { slot: usize },
+    /// The machine or its worker is no more. `silent`: nobody closes its connections.
+    Kill { slot: usize, silent: bool },
+    Hold { host: usize },
+    Partition { host: usize },
+    /// Nothing comes from the scheduler to the host.
+    CutTo { host: usize },
+    /// Nothing comes from the host to the scheduler.
+    CutFrom { host: usize },
+    Repair { host: usize },
+    LoseNothing,
+}
+
+/// Makes the run of a seed.
+pub(crate) fn run(seed: u64, options: &Options) -> Run {
+    let mut rng = Rng::new(seed);
+    let drawn = draw::draw(&mut rng, options.jobs);
+    let dir = match directory() {
+        Ok(dir) => dir,
+        Err(error) => return failed(seed, format!("no directory for the nodes' disks: {error}")),
+    };
+    let random = Rng::new(seed ^ 0x5eed);
+    let world = World::new(rng, drawn, dir.path().to_owned(), options.trace);
+    let machines = Machines { world: world.clone(), random: random.into() };
+    let _machine = spotq_host::simulation::install(Rc::new(machines));
+    let logs = logs::Logs::new(&world, options.trace != TraceLevel::Hash || seed.is_multiple_of(logs::EVERY));
+    let ended = logs.during(|| Driver::new(seed, &world).run());
+    let inner = &mut *world.lock();
+    if let Some(broken) = ended {
+        inner.violated(broken.id, broken.text);
+    }
+    Oracle::check_log(inner, &logs.text());
+    let (hash, trace) = inner.trace.finish();
+    Run {
+        seed,
+        violation: inner.violation.take(),
+        counts: inner.counts.clone(),
+        virtual_ms: inner.t,
+        hash,
+        trace,
+    }
+}
+
+/// Where the disks of the nodes are: in memory, if the system has such a place.
+fn directory() -> std::io::Result<tempfile::TempDir> {
+    const IN_MEMORY: &str = "/dev/shm";
+    let builder = &mut tempfile::Builder::new();
+    builder.prefix("spotq-sim-");
+    builder.tempdir_in(IN_MEMORY).or_else(|_| builder.tempdir())
+}
+
+fn failed(seed: u64, text: String) -> Run {
+    let violation = Some(Violation { id: "none", text });
+    Run { seed, violation, counts: Default::default(), virtual_ms: 0, hash: 0, trace: Vec::new() }
+}
+
+struct Driver<'a> {
+    sim: Sim<'a>,
+    world: World,
+}
+
+impl<'a> Driver<'a> {
+    fn new(seed: u64, world: &World) -> Driver<'a> {
+        let mut builder = turmoil::Builder::new();
+        let latency = {
+            let d = &world.lock().d;
+            (Duration::from_millis(d.latency_max_ms), f64::from(d.faults.message_loss_ppm) / 1e6)
+        };
+        builder
+            .rng_seed(seed)
+            .tick_duration(Duration::from_millis(TICK_MS))
+            .simulation_duration(Duration::from_secs(24 * 3600))
+            .min_message_latency(Duration::ZERO)
+            .max_message_latency(latency.0)
+            .fail_rate(latency.1)
+            .tcp_capacity(1024);
+        Driver { sim: builder.build(), world: world.clone() }
+    }
+
+    /// What broke beside what the models saw.
+    fn run(mut self) -> Option<Violation> {
+        let broken = self.make_hosts().err();
+        if let Some(broken) = broken {
+            return Some(broken);
+        }
+        faults::begin(&mut self.world.lock());
+        loop {
+            if let Err(broken) = self.step() {
+                return Some(broken);
+            }
+            let due = {
+                let inner = &mut *self.world.lock();
+                let t = inner.t;
+                let later = inner.events.split_off(&(t, u64::MAX));
+                std::mem::replace(&mut inner.events, later)
+            };
+            for ev in due.into_values() {
+                faults::happens(&mut self.world.lock(), ev);
+                self.act();
+            }
+            faults::mind_the_scheduler(&mut self.world.lock());
+            self.act();
+            let inner = &mut *self.world.lock();
+            if inner.violation.is_some() {
+                return None;
+            }
+            if inner.calm && Oracle::is_over(inner) {
+                Oracle::ended(inner);
+                return None;
+            }
+            if inner.calm && inner.t > inner.calm_from + CALM_MAX_MS {
+                let left = Oracle::what_is_left(inner);
+                inner.violated("INV-12", format!("without faults it is not over: {left}"));
+                return None;
+            }
+        }
+    }
+
+    /// Each host is made in a step of its own, by which its machine is known.
+    fn make_hosts(&mut self) -> Result<(), Violation> {
+        let world = self.world.clone();
+        self.sim.host(SCHEDULER, move || scheduler::run(world.clone()));
+        self.step()?;
+        let world = self.world.clone();
+        self.sim.host(USERS, move || users::run(world.clone()));
+        self.step()?;
+        for slot in 0..SLOTS {
+            let world = self.world.clone();
+            self.sim.host(host_of(slot), move || node::run(world.clone(), slot));
+            self.step()?;
+        }
+        Ok(())
+    }
+
+    fn step(&mut self) -> Result<(), Violation> {
+        let stepped = self.sim.step();
+        let t = u64::try_from(self.sim.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let inner = &mut *self.world.lock();
+        inner.t = t;
+        stepped.map(|_| ()).map_err(|error| Violation { id: "INV-12", text: format!("a host ends: {error}") })
+    }
+
+    /// Does what the models asked for. Hosts look at the world while they start and end, so nobody holds it meanwhile.
+    fn act(&mut self) {
+        loop {
+            let acts = std::mem::take(self.world.lock().acts());
+            if acts.is_empty() {
+                return;
+            }
+            acts.into_iter().for_each(|act| self.act_once(act));
+        }
+    }
+
+    fn act_once(&mut self, act: Act) {
+        match act {
+            Act::StartScheduler => self.sim.bounce(SCHEDULER),
+            Act::KillScheduler => {
+                self.sim.crash(SCHEDULER);
+                store::crash(&mut self.world.lock());
+            }
+            Act::Start { slot } => self.sim.bounce(host_of(slot)),
+            Act::Kill { slot, silent } => {
+                let name = host_of(slot);
+                if silent {
+                    // What a dying machine would still say is lost.
+                    self.sim.partition(name.as_str(), SCHEDULER);
+                }
+                self.sim.crash(name.as_str());
+                if silent {
+                    self.sim.repair(name.as_str(), SCHEDULER);
+                }
+            }
+            Act::Hold { host } => self.sim.hold(host_name(host), SCHEDULER),
+            Act::Partition { host } => self.sim.partition(host_name(host), SCHEDULER),
+            Act::CutTo { host } => self.sim.partition_oneway(SCHEDULER, host_name(host)),
+            Act::CutFrom { host } => self.sim.partition_oneway(host_name(host), SCHEDULER),
+            Act::Repair { host } => self.sim.release(host_name(host), SCHEDULER),
+            Act::LoseNothing => self.sim.set_fail_rate(0.0),
+        }
+    }
+}
+
+fn host_of(slot: usize) -> String {
+    format!("node-{slot}")
+}
+
+/// Its name in the network.
+pub(crate) fn host_name(host: usize) -> String {
+    match host {
+        crate::world::SCHEDULER_HOST => SCHEDULER.to_owned(),
+        crate::world::USERS_HOST => USERS.to_owned(),
+        node => host_of(node - FIRST_NODE_HOST),
+    }
+}
