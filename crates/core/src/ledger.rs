@@ -96,3 +96,29 @@ impl Ledger {
         self.segments.last().filter(|s| s.end.is_none())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_segment_costs_its_price_and_would_cost_the_on_demand_price_for_the_same_time() {
+        let quote = Quote {
+            price: "0.3".parse().unwrap(),
+            on_demand: "1".parse().unwrap(),
+            source: "test".into(),
+            as_of: Timestamp(0),
+        };
+        let mut ledger = Ledger::default();
+        ledger.open(Timestamp(0), quote, None);
+        let now = Timestamp(3_600_000);
+        let costs = |ledger: &Ledger, now| {
+            let segment = &ledger.segments[0];
+            (segment.amount_at(now), segment.on_demand_at(now))
+        };
+        assert_eq!(costs(&ledger, now), (Usd(300_000_000), Usd(1_000_000_000)), "while it is open");
+        ledger.close(now);
+        let later = now + Span::secs(3600);
+        assert_eq!(costs(&ledger, later), (Usd(300_000_000), Usd(1_000_000_000)), "once it is closed");
+    }
+}

@@ -243,25 +243,10 @@ pub(crate) fn lint_and_place(input: &PlanInput<'_>, p: &Policies) -> Vec<Fact> {
     facts
 }
 
-/// A reason to wait that no pool can lift.
+/// A reason to wait that no pool can lift. A task whose pause or begin time is known is not looked at before its end.
 fn must_wait(input: &PlanInput<'_>, waiting: &Waiting) -> Option<(WaitReason, Timestamp)> {
-    if let Some(at) = waiting.spec.begin.filter(|at| *at > input.now) {
-        return Some((WaitReason::BeginTime { at }, at));
-    }
-    match &waiting.reason {
-        WaitReason::BackOff { failures } if waiting.next_try > input.now => {
-            Some((WaitReason::BackOff { failures: *failures }, waiting.next_try))
-        }
-        WaitReason::BackOff { .. }
-        | WaitReason::Queued
-        | WaitReason::BeginTime { .. }
-        | WaitReason::NoSuchPool { .. }
-        | WaitReason::CoolingDown { .. }
-        | WaitReason::TooExpensive { .. }
-        | WaitReason::SpotNotWorthIt
-        | WaitReason::NoOffers
-        | WaitReason::NodeLimit { .. } => None,
-    }
+    let begin = waiting.spec.begin.filter(|at| *at > input.now);
+    begin.map(|at| (WaitReason::BeginTime { at }, at))
 }
 
 fn best_free_node(

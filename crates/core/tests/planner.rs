@@ -336,6 +336,86 @@ fn what_waits_for_the_same_reason_is_not_news_again() {
 }
 
 #[test]
+fn a_later_end_of_a_cool_down_is_news_and_a_little_later_one_is_not() {
+    let mut c = waiting(&[job("a")]);
+    let offers = vec![at(SPOT, "0.2")];
+    let mut until = NOW + Span::secs(60);
+    for (later, news) in [
+        (Span::ZERO, true),
+        (Span(1000), false),
+        (Span(1), true),
+        (Span::secs(90), true),
+        (Span::ZERO, false),
+    ] {
+        until = until + later;
+        cool(&mut c, NOW, SPOT, until);
+        let events = decide(&c, &Policies::default(), NOW, &Input::Plan { offers: offers.clone() });
+        assert_eq!(!events.is_empty(), news, "{later} later: {events:?}");
+        events.iter().for_each(|event| apply(&mut c, event).unwrap());
+    }
+}
+
+#[test]
+fn a_cool_down_that_is_over_is_forgotten_when_the_next_one_comes() {
+    let mut c = waiting(&[job("a")]);
+    for (seconds, pool, kept) in [
+        (0, SPOT, vec![SPOT]),
+        (59, OTHER_SPOT, vec![SPOT, OTHER_SPOT]),
+        (60, ON_DEMAND, vec![OTHER_SPOT, ON_DEMAND]),
+        (600, SPOT, vec![SPOT]),
+    ] {
+        let now = NOW + Span::secs(seconds);
+        cool(&mut c, now, pool, now + Span::secs(60));
+        let scopes: Vec<Scope> = c.cool_downs.iter().map(|rest| rest.scope.clone()).collect();
+        let kept: Vec<_> = kept.into_iter().map(|pool| Scope::Pool { pool: pool.parse().unwrap() }).collect();
+        assert_eq!(scopes, kept, "after {seconds} s");
+    }
+}
+
+#[test]
+fn refusals_count_as_a_row_while_the_pause_between_them_is_shorter_than_the_rest() {
+    for (pause, strikes) in [(Span::secs(60).saturating_sub(Span(1)), 2), (Span::secs(60), 1)] {
+        let mut c = waiting(&[job("a")]);
+        cool(&mut c, NOW, SPOT, NOW + Span::secs(60));
+        let again = NOW + Span::secs(60) + pause;
+        cool(&mut c, again, SPOT, again + Span::secs(60));
+        assert_eq!(c.cool_downs.iter().map(|rest| rest.strikes).collect::<Vec<_>>(), [strikes], "{pause}");
+        // The next rest is as long as the row says.
+        let (p, offers) = (Policies::default(), [at(SPOT, "0.2")]);
+        let third = again + Span::secs(60);
+        assert_eq!(refuse(&mut c, &p, third, &offers), third + Span::secs(60 * (1 << strikes)));
+        let late = third + Span::secs(60 * (1 << strikes)) + Span::secs(60);
+        assert_eq!(refuse(&mut c, &p, late, &offers), late + Span::secs(60), "the pause was as long");
+    }
+}
+
+#[test]
+fn a_pause_that_ends_now_is_over() {
+    let mut c = waiting(&[job("a")]);
+    let (reason, next_try) = (WaitReason::BackOff { failures: 1 }, NOW + Span::secs(60));
+    fact(&mut c, Fact::TaskWaits { task: task(1), reason, next_try });
+    for (now, looked_at) in [(next_try - Span(1), 0), (next_try, 1)] {
+        assert_eq!(plan_input(&c, &Policies::default(), now, &[]).waiting.len(), looked_at, "{now:?}");
+    }
+}
+
+#[test]
+fn a_node_that_is_about_to_expire_is_not_free() {
+    let mut c = waiting(&[]);
+    let p = Policies::default();
+    for (number, life) in [(1, p.node_ttl_margin), (2, p.node_ttl_margin + Span(1))] {
+        let (node, Offer { pool, shape, quote, .. }) = (NodeId(number), at(SPOT, "0.2"));
+        let (key, expires_at) = (EffectKey(format!("k{number}")), NOW + life);
+        fact(&mut c, Fact::NodeRequested { node, key, pool, shape, quote: quote.clone(), expires_at });
+        let instance = spotq_model::InstanceId(format!("i{number}"));
+        fact(&mut c, Fact::NodeLaunched { node, instance, quote, billed_from: None });
+        fact(&mut c, Fact::NodeJoined { node });
+    }
+    let free: Vec<_> = plan_input(&c, &p, NOW, &[]).free_nodes.iter().map(|free| free.node).collect();
+    assert_eq!(free, [NodeId(2)]);
+}
+
+#[test]
 fn explain_orders_the_pools_and_names_each_reason() {
     let mut c = waiting(&[JobSpec {
         resources: Resources { any_of: vec![gpu("T4", 1)], max_hourly: Some("0.5".parse().unwrap()) },
@@ -419,6 +499,18 @@ fn launch(number: u32, node: u64, offer: &Offer) -> Move {
 
 fn fatal(input: &PlanInput<'_>, plan: &Plan, text: &str) -> bool {
     lint(input, plan).iter().any(|note| note.severity == Severity::Fatal && note.text.contains(text))
+}
+
+/// Has `pool` refuse at `now`, to rest until then.
+fn cool(c: &mut Cluster, now: Timestamp, pool: &str, until: Timestamp) {
+    let scope = Scope::Pool { pool: pool.parse().unwrap() };
+    let fact = Fact::PoolCooled {
+        scope,
+        kind: RefusalKind::InsufficientCapacity,
+        until,
+        message: "none left".into(),
+    };
+    apply(c, &Event { at: now, fact }).unwrap();
 }
 
 /// Plans, and has the cloud refuse the launch; until when the pool rests.

@@ -213,7 +213,8 @@ pub(super) fn end_attempt(
     facts
 }
 
-/// A node that is going away, that never answered, or that nears its end is not kept for the next task.
+/// A node that is going away, that never answered, or that nears its end is not kept for the next task. It is not ending
+/// yet: no node ends while an attempt holds it.
 fn end_node_after(node: &Node, attempt: &Attempt) -> Option<Fact> {
     let why = if node.notice.is_some() {
         EndWhy::Noticed
@@ -224,7 +225,7 @@ fn end_node_after(node: &Node, attempt: &Attempt) -> Option<Fact> {
     } else {
         return None;
     };
-    (node.state < NodeState::Ending).then_some(Fact::NodeEnding { node: node.id, why })
+    Some(Fact::NodeEnding { node: node.id, why })
 }
 
 enum Next {

@@ -1,18 +1,6 @@
 //! How an attempt's end is classified, and what follows from it for the task.
-#![expect(clippy::unwrap_used, reason = "a test, helpers included, ends at the first surprise")]
 
-use std::sync::Arc;
-
-use spotq_core::{Attempt, Cluster, Loss, Phase, Policies, Stop, apply, classify, decide};
-use spotq_model::{
-    AttemptEnd, Checkpoint, EffectKey, Event, Exit, Fact, Generation, GoneCause, Input, InstanceId, JobId,
-    JobSpec, NodeId, Offer, Outcome, Report, Retry, Span, StopWhy, TaskId, Timestamp, WaitReason,
-};
-use spotq_testkit::{job, offer};
-
-const TASK: TaskId = TaskId { job: JobId(1), index: 0 };
-const NODE: NodeId = NodeId(1);
-const FIRST: Generation = Generation(1);
+use super::*;
 
 #[test]
 fn the_first_question_that_applies_decides() {
@@ -260,94 +248,6 @@ fn only_a_damaged_checkpoint_may_be_passed_over_and_it_is_not_asked_for_again() 
     assert_eq!(spotq_core::invariants::check(&world.c), []);
 }
 
-/// A cluster with one task, whose command runs.
-struct Running {
-    c: Cluster,
-    at: Timestamp,
-    /// Where the task is, or was last.
-    node: NodeId,
-}
-
-impl Running {
-    fn start(spec: JobSpec) -> Running {
-        let mut world = Running { c: Cluster::default(), at: Timestamp(1_000_000), node: NodeId(0) };
-        world.fact(Fact::JobSubmitted {
-            job: TASK.job,
-            uuid: "feed".into(),
-            client_key: "key".into(),
-            spec: Arc::new(spec),
-        });
-        world.run_again(FIRST);
-        world
-    }
-
-    fn run_again(&mut self, generation: Generation) {
-        self.node = self.place(generation, true);
-        for report in [Report::Accepted, Report::Restored { from: None, fell_back: 0 }, Report::Started] {
-            self.report(report);
-        }
-        assert!(matches!(self.phase(), Phase::Running { .. }), "{:?}", self.phase());
-    }
-
-    fn accept_again(&mut self, generation: Generation) {
-        self.node = self.place(generation, true);
-        self.report(Report::Accepted);
-    }
-
-    /// Puts the task on a new node; `up`: one that is there already.
-    fn place(&mut self, generation: Generation, up: bool) -> NodeId {
-        let Offer { pool, shape, quote, .. } = offer("aws/us-east-1/us-east-1a/t4/spot", "0.31").build();
-        let node = self.c.nodes.last_key_value().map_or(NODE, |(last, _)| last.next());
-        let (key, expires_at) = (EffectKey(format!("k{node}")), self.at + Span::secs(86_400));
-        self.fact(Fact::NodeRequested { node, key, pool, shape, quote: quote.clone(), expires_at });
-        if up {
-            let instance = if node == NODE { "i".into() } else { format!("i{node}") };
-            self.fact(Fact::NodeLaunched { node, instance: InstanceId(instance), quote, billed_from: None });
-            self.fact(Fact::NodeJoined { node });
-        }
-        self.fact(Fact::AttemptPlaced { task: TASK, generation, node });
-        node
-    }
-
-    fn fact(&mut self, fact: Fact) {
-        apply(&mut self.c, &Event { at: self.at, fact }).unwrap();
-    }
-
-    fn input(&mut self, input: Input) {
-        for event in decide(&self.c, &Policies::default(), self.at, &input) {
-            apply(&mut self.c, &event).unwrap();
-        }
-    }
-
-    fn report(&mut self, report: Report) {
-        let generation = self.c.task(TASK).unwrap().generation;
-        self.input(Input::Reported { node: self.node, task: TASK, generation, report });
-    }
-
-    fn fail(&mut self, exit_code: i32) {
-        self.report(Report::Finished { exit: exit(exit_code) });
-        self.later(Policies::default().settle);
-        self.input(Input::Tick);
-    }
-
-    fn preempt(&mut self) {
-        let instance = self.c.nodes[&self.node].instance.clone().unwrap();
-        self.input(Input::InstanceGone { instance, cause: GoneCause::Preempted, at: self.at });
-    }
-
-    fn later(&mut self, span: Span) {
-        self.at = self.at + span;
-    }
-
-    fn phase(&self) -> &Phase {
-        &self.c.task(TASK).unwrap().phase
-    }
-
-    fn stop(&self) -> Option<StopWhy> {
-        self.c.task(TASK)?.under_way()?.stop.map(|stop| stop.why)
-    }
-}
-
 /// An attempt as it is when its end is classified.
 fn attempt(stop: Option<StopWhy>, noticed: bool) -> Attempt {
     let world = Running::start(job("train"));
@@ -360,31 +260,4 @@ fn attempt(stop: Option<StopWhy>, noticed: bool) -> Attempt {
 
 fn name(end: &AttemptEnd) -> &'static str {
     end.name()
-}
-
-fn checkpoint(sequence: u64) -> Checkpoint {
-    Checkpoint {
-        sequence,
-        log_sequence: sequence,
-        generation: FIRST,
-        step: Some(sequence * 10),
-        bytes_total: 1,
-        bytes_uploaded: 1,
-        saved_at: Timestamp(1_000_000),
-        manifest_hash: "00".into(),
-    }
-}
-
-fn exit(code: i32) -> Exit {
-    Exit {
-        exit_code: Some(code),
-        signal: None,
-        out_of_memory: false,
-        launch_error: None,
-        signalled: false,
-        worker_leaving: false,
-        stopped_at: Timestamp(1_000_000),
-        last_progress: None,
-        detail: None,
-    }
 }

@@ -2,10 +2,14 @@
 //! nothing. A new fact, input or phase does not compile before it has its row here.
 #![expect(clippy::unwrap_used, reason = "a test, helpers included, ends at the first surprise")]
 
+mod broken;
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use spotq_core::{Cluster, Phase, Policies, apply, decide, invariants};
+use spotq_core::{
+    Cluster, Phase, Policies, apply, decide, due, invariants, owes_effects, plan, plan_input, wakes_planner,
+};
 use spotq_model::{
     AttemptEnd, Checkpoint, Cloud, EffectKey, EndWhy, Event, Exit, Fact, Generation, GoneCause, HoldReason,
     Input, InstanceId, InstanceSeen, JobId, JobSpec, LaunchAnswer, NodeId, Offer, Outcome, Progress, Refusal,
@@ -137,6 +141,8 @@ fn what_is_decided_in_any_phase_is_legal_and_leaves_a_sound_state() {
                     .unwrap_or_else(|e| panic!("{e}\nat {at:?} after {jump}: {input:?}"));
             }
             assert_eq!(invariants::check(&after), [], "at {at:?} after {jump}: {input:?}");
+            let again = decide(&after, &policies, before.now + jump, input);
+            assert!(again.is_empty() || may_be_news_twice(input), "INV-04: {input:?} at {at:?}: {again:?}");
             if at == At::Done {
                 assert_eq!(before.task(TASK), after.task(TASK), "a done task changed: {input:?}");
             }
@@ -144,10 +150,119 @@ fn what_is_decided_in_any_phase_is_legal_and_leaves_a_sound_state() {
     }
 }
 
+/// A restore of nothing looks like none; a user may rehearse as often as he likes; a plan and a tick may find more to do.
+fn may_be_news_twice(input: &Input) -> bool {
+    let first_start =
+        matches!(input, Input::Reported { report: Report::Restored { from: None, fell_back: 0 }, .. });
+    first_start || matches!(input, Input::Drill { .. } | Input::Plan { .. } | Input::Tick)
+}
+
 #[test]
 fn the_situations_of_the_table_cover_all_phases() {
     let kinds: BTreeSet<usize> = ALL.iter().map(|at| phase_kind(phase(&cluster_at(*at)))).collect();
     assert_eq!(kinds, (0..PHASE_KINDS).collect());
+    for at in ALL {
+        assert_eq!(cluster_at(at).task(TASK).unwrap().is_done(), at == At::Done, "{at:?}");
+    }
+}
+
+/// What wakes the planner is exactly what can give a task its node. The exception is an unanswered drill's node: it is
+/// free again after a drill that failed, and the planner comes by itself soon enough.
+#[test]
+fn facts_after_which_more_can_be_placed_wake_the_planner_and_no_others() {
+    let rows: Vec<Row> = [task_facts(), attempt_facts(), node_facts()].concat();
+    let (mut helped, mut woken) = (BTreeSet::new(), BTreeSet::new());
+    // Where no node is free, a place comes from a node that joins or makes room.
+    let mut crowded = cluster_at(At::Pending);
+    let ending = Fact::NodeEnding { node: MINE, why: EndWhy::Idle };
+    apply(&mut crowded, &Event { at: Timestamp(0), fact: ending }).unwrap();
+    for before in ALL.map(cluster_at).into_iter().chain([crowded]) {
+        for (fact, _) in &rows {
+            if wakes_planner(fact) {
+                woken.insert(fact_kind(fact));
+            }
+            let mut after = before.clone();
+            let event = Event { at: before.now, fact: fact.clone() };
+            if apply(&mut after, &event).is_ok() && !matches!(fact, Fact::DrillAnswered { .. }) {
+                let more = !placed(&after, &before).is_subset(&placed(&before, &before));
+                helped.extend(more.then(|| fact_kind(fact)));
+            }
+        }
+    }
+    assert_eq!(helped, woken);
+}
+
+/// Tasks for which a plan finds a place: on the nodes that are there, and on new ones where `before` had no room for any.
+fn placed(c: &Cluster, before: &Cluster) -> BTreeSet<(TaskId, usize)> {
+    let full = Policies { nodes_max: u32::try_from(before.live.len()).unwrap(), ..Policies::default() };
+    let offers = [offer(POOL, "0.1").build()];
+    let tries = [(Policies::default(), &offers[..]), (full, &offers[..]), (Policies::default(), &[])];
+    let plans = tries.map(|(p, offers)| plan(&plan_input(c, &p, c.now, offers), &p));
+    let moves = plans.iter().enumerate().flat_map(|(n, plan)| plan.moves.iter().map(move |m| (m.task(), n)));
+    moves.collect()
+}
+
+#[test]
+fn facts_after_which_more_is_owed_interrupt_the_flow_of_appends_and_the_frequent_ones_do_not() {
+    let rows: Vec<Row> = [task_facts(), attempt_facts(), node_facts()].concat();
+    for (at, (fact, _)) in ALL.iter().flat_map(|at| rows.iter().map(move |row| (*at, row))) {
+        let before = cluster_at(at);
+        let mut after = before.clone();
+        if apply(&mut after, &Event { at: before.now, fact: fact.clone() }).is_ok() {
+            let owed = due(&before, before.now);
+            let more = due(&after, before.now).iter().any(|effect| !owed.contains(effect));
+            assert!(!more || owes_effects(fact), "{at:?}: {fact:?}");
+        }
+        let frequent = matches!(
+            fact,
+            Fact::JobSubmitted { .. } | Fact::AttemptProgressed { .. } | Fact::CheckpointCommitted { .. }
+        );
+        assert!(!frequent || !owes_effects(fact), "{fact:?}");
+    }
+}
+
+#[test]
+fn the_time_that_a_task_waits_is_summed_under_the_word_of_its_reason() {
+    let reasons = [
+        WaitReason::Queued,
+        WaitReason::BeginTime { at: LATER },
+        WaitReason::NoSuchPool { hint: String::new() },
+        WaitReason::CoolingDown { pools: 1, last: RefusalKind::Transient },
+        WaitReason::TooExpensive { cheapest: "1".parse().unwrap() },
+        WaitReason::SpotNotWorthIt,
+        WaitReason::NoOffers,
+        WaitReason::NodeLimit { limit: 1 },
+        WaitReason::BackOff { failures: 1 },
+    ];
+    for reason in reasons {
+        let mut feed = Feed::new();
+        let word = serde_json::to_value(&reason).unwrap()["reason"].as_str().unwrap().to_owned();
+        feed.fact(Fact::TaskWaits { task: TASK, reason, next_try: LATER });
+        feed.at = feed.at + Span::secs(9);
+        feed.fact(Fact::TaskHeld { task: TASK, reason: HoldReason::User });
+        // One second in the queue came before it.
+        let expected = [("queued".to_owned(), Span::secs(1)), (word.clone(), Span::secs(10))];
+        let waited: Vec<_> = feed.c.task(TASK).unwrap().waited.clone().into_iter().collect();
+        let sum: Span = waited.iter().map(|(_, span)| *span).sum();
+        assert_eq!(sum, Span::secs(11));
+        assert!(waited.iter().all(|line| expected.contains(line) || word == "queued"), "{word}: {waited:?}");
+    }
+}
+
+#[test]
+fn an_event_that_does_not_fit_names_itself_and_what_it_is_about() {
+    let (stranger, unknown) = (TaskId::only(JobId(77)), NodeId(77));
+    let cases = [
+        (Fact::TaskReleased { task: stranger }, "(TaskReleased) does not fit: task 77 is unknown"),
+        (Fact::NodeJoined { node: unknown }, "(NodeJoined) does not fit: node 77 is unknown"),
+        (Fact::TaskReleased { task: TASK }, "(TaskReleased) does not fit: task 1 is pending"),
+        (Fact::NodeJoined { node: IDLE }, "(NodeJoined) does not fit: node 2 is ready"),
+    ];
+    let mut c = cluster_at(At::Pending);
+    for (fact, text) in cases {
+        let told = apply(&mut c, &Event { at: LATER, fact }).unwrap_err().to_string();
+        assert_eq!(told, format!("event {} {text}", c.version.0));
+    }
 }
 
 // The columns: held, pending, asked, granted, restoring, running, draining early, draining, completing, done.
@@ -271,6 +386,7 @@ fn node_facts() -> Vec<Row> {
         (ending(MINE), unheld),
         (ending(GONE), [No; 10]),
         (gone(MINE), unheld),
+        (gone(BOOTING), [Same; 10]),
         (gone(GONE), [No; 10]),
         (orphaned(MINE), [No; 10]),
         (orphaned(GONE), [Same; 10]),
@@ -488,9 +604,7 @@ fn reports(generation: Generation) -> Vec<Report> {
 
 /// A cluster with the task in the wanted situation, made by events alone.
 fn cluster_at(at: At) -> Cluster {
-    let mut feed = Feed { c: Cluster::default(), at: Timestamp(1000) };
-    let spec = Arc::new(job("train"));
-    feed.fact(Fact::JobSubmitted { job: JOB, uuid: "feed".into(), client_key: "key".into(), spec });
+    let mut feed = Feed::new();
     feed.node(MINE, if at == At::Asked { 0 } else { 2 });
     feed.node(IDLE, 2);
     feed.node(REQUESTED, 0);
@@ -509,6 +623,14 @@ struct Feed {
 }
 
 impl Feed {
+    /// The task waits; there are no nodes.
+    fn new() -> Feed {
+        let mut feed = Feed { c: Cluster::default(), at: Timestamp(1000) };
+        let spec = Arc::new(job("train"));
+        feed.fact(Fact::JobSubmitted { job: JOB, uuid: "feed".into(), client_key: "key".into(), spec });
+        feed
+    }
+
     fn fact(&mut self, fact: Fact) {
         self.at = self.at + Span::secs(1);
         apply(&mut self.c, &Event { at: self.at, fact }).unwrap();
@@ -525,14 +647,20 @@ impl Feed {
         rest.into_iter().take(steps).for_each(|fact| self.fact(fact));
     }
 
-    fn bring(&mut self, at: At) {
-        let (task, generation) = (TASK, CURRENT);
-        let start = [
+    /// The first so many steps of an attempt: placed, accepted, restored, started.
+    fn attempt(&mut self, generation: Generation, from: Option<Checkpoint>, steps: usize) {
+        let task = TASK;
+        let all = [
             Fact::AttemptPlaced { task, generation, node: MINE },
             Fact::AttemptAccepted { task, generation },
-            Fact::AttemptRestored { task, generation, from: None, fell_back: 0 },
+            Fact::AttemptRestored { task, generation, from, fell_back: 0 },
             Fact::AttemptStarted { task, generation },
         ];
+        all.into_iter().take(steps).for_each(|fact| self.fact(fact));
+    }
+
+    fn bring(&mut self, at: At) {
+        let (task, generation) = (TASK, CURRENT);
         let notice = Fact::NodeNoticed { node: MINE, deadline: NOTICE_DEADLINE, source: "imds".into() };
         let exited = Fact::AttemptExited { task, generation, exit: exit(1), until: LATER };
         let (steps, last) = match at {
@@ -546,7 +674,8 @@ impl Feed {
             At::Completing => (4, Some(exited)),
             At::Done => (0, Some(Fact::TaskDone { task, outcome: Outcome::Cancelled })),
         };
-        start.into_iter().take(steps).chain(last).for_each(|fact| self.fact(fact));
+        self.attempt(CURRENT, None, steps);
+        last.into_iter().for_each(|fact| self.fact(fact));
     }
 }
 
