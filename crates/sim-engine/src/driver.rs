@@ -8,7 +8,7 @@ use turmoil::Sim;
 
 use crate::net::SCHEDULER;
 use crate::oracle::Oracle;
-use crate::world::{FIRST_NODE_HOST, Machines, SLOTS, TICK_MS, World};
+use crate::world::{FIRST_NODE_HOST, Machines, SCHEDULER_HOST, SLOTS, TICK_MS, USERS_HOST, World};
 use crate::{Options, Run, draw, faults, logs, node, scheduler, store, users};
 
 /// Without faults everything is over after this much longer.
@@ -142,23 +142,25 @@ impl<'a> Driver<'a> {
     /// Each host is made in a step of its own, by which its machine is known.
     fn make_hosts(&mut self) -> Result<(), Violation> {
         let world = self.world.clone();
-        self.sim.host(SCHEDULER, move || scheduler::run(world.clone()));
+        self.sim.host(SCHEDULER, move || booted(scheduler::run(world.clone())));
         self.step()?;
         let world = self.world.clone();
-        self.sim.host(USERS, move || users::run(world.clone()));
+        self.sim.host(USERS, move || booted(users::run(world.clone())));
         self.step()?;
         for slot in 0..SLOTS {
             let world = self.world.clone();
-            self.sim.host(host_of(slot), move || node::run(world.clone(), slot));
+            self.sim.host(host_of(slot), move || booted(node::run(world.clone(), slot)));
             self.step()?;
         }
         Ok(())
     }
 
     fn step(&mut self) -> Result<(), Violation> {
+        self.world.lock().stepping = true;
         let stepped = self.sim.step();
         let t = u64::try_from(self.sim.elapsed().as_millis()).unwrap_or(u64::MAX);
         let inner = &mut *self.world.lock();
+        inner.stepping = false;
         inner.t = t;
         stepped.map(|_| ()).map_err(|error| Violation { id: "INV-12", text: format!("a host ends: {error}") })
     }
@@ -178,21 +180,12 @@ impl<'a> Driver<'a> {
         match act {
             Act::StartScheduler => self.sim.bounce(SCHEDULER),
             Act::KillScheduler => {
-                self.sim.crash(SCHEDULER);
+                let silent = self.world.lock().rng.percent(30);
+                self.crash(SCHEDULER_HOST, silent);
                 store::crash(&mut self.world.lock());
             }
             Act::Start { slot } => self.sim.bounce(host_of(slot)),
-            Act::Kill { slot, silent } => {
-                let name = host_of(slot);
-                if silent {
-                    // What a dying machine would still say is lost.
-                    self.sim.partition(name.as_str(), SCHEDULER);
-                }
-                self.sim.crash(name.as_str());
-                if silent {
-                    self.sim.repair(name.as_str(), SCHEDULER);
-                }
-            }
+            Act::Kill { slot, silent } => self.crash(FIRST_NODE_HOST + slot, silent),
             Act::Hold { host } => self.sim.hold(host_name(host), SCHEDULER),
             Act::Partition { host } => self.sim.partition(host_name(host), SCHEDULER),
             Act::CutTo { host } => self.sim.partition_oneway(SCHEDULER, host_name(host)),
@@ -201,6 +194,42 @@ impl<'a> Driver<'a> {
             Act::LoseNothing => self.sim.set_fail_rate(0.0),
         }
     }
+
+    /// Whatever runs on the host is no more. `silent`: what it would still say is lost; else its system closes its
+    /// connections.
+    ///
+    /// The runtime drops its tasks in an order that depends on other runs in this process. So each connection is closed
+    /// as fast as any other meanwhile, and none of it is lost by chance.
+    fn crash(&mut self, host: usize, silent: bool) {
+        let peers = if host == SCHEDULER_HOST { USERS_HOST..FIRST_NODE_HOST + SLOTS } else { 0..1 };
+        let (name, peers): (String, Vec<String>) = (host_name(host), peers.map(host_name).collect());
+        for peer in &peers {
+            match silent {
+                true => self.sim.partition(name.as_str(), peer.as_str()),
+                false => self.sim.set_link_latency(name.as_str(), peer.as_str(), Duration::ZERO),
+            }
+        }
+        self.sim.set_fail_rate(0.0);
+        self.sim.crash(name.as_str());
+        let (latency, loss) = {
+            let inner = self.world.lock();
+            let loss = if inner.calm { 0 } else { inner.d.faults.message_loss_ppm };
+            (Duration::from_millis(inner.d.latency_max_ms), f64::from(loss) / 1e6)
+        };
+        self.sim.set_fail_rate(loss);
+        for peer in &peers {
+            match silent {
+                true => self.sim.repair(name.as_str(), peer.as_str()),
+                false => self.sim.set_link_max_message_latency(name.as_str(), peer.as_str(), latency),
+            }
+        }
+    }
+}
+
+/// A host takes its first step when its clock runs: turmoil polls what it starts once before that.
+async fn booted(software: impl Future<Output = turmoil::Result>) -> turmoil::Result {
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    software.await
 }
 
 fn host_of(slot: usize) -> String {
@@ -210,8 +239,8 @@ fn host_of(slot: usize) -> String {
 /// Its name in the network.
 pub(crate) fn host_name(host: usize) -> String {
     match host {
-        crate::world::SCHEDULER_HOST => SCHEDULER.to_owned(),
-        crate::world::USERS_HOST => USERS.to_owned(),
+        SCHEDULER_HOST => SCHEDULER.to_owned(),
+        USERS_HOST => USERS.to_owned(),
         node => host_of(node - FIRST_NODE_HOST),
     }
 }

@@ -42,6 +42,8 @@ pub(crate) async fn run(world: World) -> turmoil::Result {
     }
     let listener = TcpListener::bind(("0.0.0.0", PORT)).await?;
     let served = spotq_engine::serve_incoming(&engine, net::incoming(listener), std::future::pending());
+    // Dropped with the process: an orderly end would tell the connections in an order that is left to chance.
+    let mut served = std::pin::pin!(served);
     tokio::select! {
         biased;
         ended = engine.failed() => {
@@ -51,7 +53,7 @@ pub(crate) async fn run(world: World) -> turmoil::Result {
             }
             inner.say(|| format!("the scheduler ends: {ended:?}"));
         }
-        served = served => {
+        served = &mut served => {
             world.lock().violated("INV-12", format!("the scheduler serves no more: {served:?}"));
         }
     }

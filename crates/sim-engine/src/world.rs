@@ -36,6 +36,8 @@ pub(crate) struct World(Arc<Mutex<Inner>>);
 pub(crate) struct Inner {
     /// Milliseconds since the start.
     pub t: u64,
+    /// Hosts run, and their clocks with them. In between turmoil's clocks show how much real time has passed.
+    pub stepping: bool,
     /// No more faults.
     pub calm: bool,
     pub calm_from: u64,
@@ -76,6 +78,7 @@ impl World {
         let jobs = vec![JobState::default(); d.jobs.len()];
         World(Arc::new(Mutex::new(Inner {
             t: 0,
+            stepping: false,
             calm: false,
             calm_from: 0,
             rng,
@@ -104,7 +107,7 @@ impl World {
     pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
         // A panic in one host is a violation of its own; the state stays whole enough to tell of it.
         let mut inner = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(elapsed) = turmoil::sim_elapsed() {
+        if let Some(elapsed) = turmoil::sim_elapsed().filter(|_| inner.stepping) {
             inner.t = inner.t.max(millis(elapsed));
         }
         inner
