@@ -151,15 +151,52 @@ mod tests {
         ] {
             let error = open(url, &[]).unwrap_err();
             assert!(matches!(error, CheckpointError::Invalid { .. }), "{url}: {error:?}");
-            assert!(error.to_string().contains(hint), "{url}: {error}");
+            let text = error.to_string();
+            assert!(text.contains(hint) && text.contains(&format!("`{url}`")), "{url}: {error}");
         }
     }
 
     #[test]
     fn credentials_in_an_address_are_refused_and_not_repeated() {
-        let error = open("s3://AKIAXXX:hunter2@bucket/x", &[]).unwrap_err().to_string();
-        assert!(!error.contains("hunter2") && !error.contains("AKIA"), "{error}");
-        assert!(error.contains("AWS_SECRET_ACCESS_KEY"), "{error}");
+        for url in ["s3://AKIAXXX:hunter2@bucket/x", "s3://AKIAXXX@bucket/x", "s3://:hunter2@bucket/x"] {
+            let error = open(url, &[]).unwrap_err().to_string();
+            assert!(!error.contains("hunter2") && !error.contains("AKIA"), "{error}");
+            assert!(error.contains("AWS_SECRET_ACCESS_KEY") && error.contains("s3://…@bucket/x"), "{error}");
+        }
+        assert_eq!(without_secrets("a@b://c"), "a@b://c", "nothing before the scheme is a password");
+    }
+
+    /// Whether anything arrives at a port of this machine when a store with this endpoint is read.
+    async fn reaches(host: &str, env: &[(&str, &str)]) -> bool {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = format!("http://{host}:{}", listener.local_addr().unwrap().port());
+        listener.set_nonblocking(true).unwrap();
+        let own = [
+            ("AWS_ENDPOINT_URL", endpoint.as_str()),
+            ("AWS_ACCESS_KEY_ID", "test"),
+            ("AWS_SECRET_ACCESS_KEY", "test"),
+        ];
+        let repo = open("s3://bucket/x", &[&own, env].concat()).unwrap();
+        let mut head = std::pin::pin!(repo.head());
+        let arrived = std::future::poll_fn(|cx| {
+            if listener.accept().is_ok() {
+                return std::task::Poll::Ready(true);
+            }
+            // An answer without a connection can only be a refusal to speak.
+            let refused = head.as_mut().poll(cx).is_ready();
+            cx.waker().wake_by_ref();
+            if refused { std::task::Poll::Ready(false) } else { std::task::Poll::Pending }
+        });
+        arrived.await
+    }
+
+    #[tokio::test]
+    async fn plain_http_is_spoken_to_this_machine_and_elsewhere_only_when_asked_for() {
+        assert!(reaches("127.0.0.1", &[]).await);
+        // Another address than loopback by its name, though it leads here.
+        assert!(!reaches("0.0.0.0", &[]).await);
+        assert!(!reaches("0.0.0.0", &[("AWS_ALLOW_HTTP", "false")]).await);
+        assert!(reaches("0.0.0.0", &[("AWS_ALLOW_HTTP", "true")]).await);
     }
 
     #[test]

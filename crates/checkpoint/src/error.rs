@@ -124,3 +124,66 @@ fn io_in_chain<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a io::Error>
     }
     None
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use object_store::Error as E;
+
+    fn kind(error: &CheckpointError) -> &'static str {
+        match error {
+            CheckpointError::Superseded { .. } => "superseded",
+            CheckpointError::Changed { .. } => "changed",
+            CheckpointError::Refused { .. } => "refused",
+            CheckpointError::Corrupt { .. } => "corrupt",
+            CheckpointError::NoSpace { .. } => "no space",
+            CheckpointError::Denied { .. } => "denied",
+            CheckpointError::Unavailable { .. } => "unavailable",
+            CheckpointError::Invalid { .. } => "invalid",
+        }
+    }
+
+    #[test]
+    fn what_a_file_system_says_asks_for_the_right_thing() {
+        for (said, asks_for) in [
+            (io::ErrorKind::StorageFull, "no space"),
+            (io::ErrorKind::QuotaExceeded, "no space"),
+            (io::ErrorKind::ReadOnlyFilesystem, "denied"),
+            (io::ErrorKind::PermissionDenied, "denied"),
+            (io::ErrorKind::TimedOut, "unavailable"),
+        ] {
+            let here = CheckpointError::io("write", Path::new("/job/model"), said.into());
+            assert_eq!(kind(&here), asks_for, "{said:?}");
+            assert!(here.to_string().contains("write /job/model"), "{here}");
+            // A local store wraps the same error, more than once.
+            let inner = E::Generic { store: "Local", source: Box::new(io::Error::from(said)) };
+            let wrapped = E::Generic { store: "Local", source: Box::new(inner) };
+            assert_eq!(
+                kind(&CheckpointError::store("write", "chk/1", wrapped)),
+                asks_for,
+                "{said:?} in a store"
+            );
+        }
+    }
+
+    #[test]
+    fn what_an_object_store_says_asks_for_the_right_thing() {
+        let (path, source) = (|| "chk/1".to_owned(), || "no".into());
+        let cases: [(E, &str); 8] = [
+            (E::NotFound { path: path(), source: source() }, "invalid"),
+            (E::PermissionDenied { path: path(), source: source() }, "denied"),
+            (E::Unauthenticated { path: path(), source: source() }, "denied"),
+            (E::NotSupported { source: source() }, "refused"),
+            (E::NotImplemented { operation: "put".into(), implementer: "x".into() }, "refused"),
+            (E::InvalidPath { source: object_store::path::Error::EmptySegment { path: path() } }, "invalid"),
+            (E::UnknownConfigurationKey { store: "S3", key: "x".into() }, "invalid"),
+            (E::Generic { store: "S3", source: source() }, "unavailable"),
+        ];
+        for (said, asks_for) in cases {
+            let text = said.to_string();
+            let error = CheckpointError::store("read", "chk/1", said);
+            assert_eq!(kind(&error), asks_for, "{text}");
+            assert!(error.to_string().contains("chk/1"), "{error}");
+        }
+    }
+}

@@ -159,6 +159,7 @@ mod tests {
         let key = JobKey([0xAB; 32]);
         let text = format!("{key:?} {:?}", Keys::derive(&key)).to_lowercase();
         assert!(!text.contains("ab, ab") && !text.contains("abab") && !text.contains("171"), "{text}");
+        assert_eq!(text, "jobkey(redacted) keys(redacted)", "but that there is one is said");
     }
 
     #[test]
@@ -184,5 +185,6 @@ mod tests {
         assert_eq!(Digest::parse(&digest.to_string()), Some(digest));
         assert_eq!(Digest::parse(&digest.to_string().to_uppercase()), None);
         assert_eq!(Digest::parse("abc"), None);
+        assert_eq!(format!("{digest:?}"), digest.to_string());
     }
 }

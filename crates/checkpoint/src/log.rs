@@ -300,6 +300,7 @@ mod tests {
         ] {
             assert_eq!(LogSeq::from_file_name(bad), None, "{bad}");
         }
+        assert_eq!(format!("{} {}", LogSeq(7), CheckpointSeq(8)), "7 8", "people read plain numbers");
     }
 
     /// The words in the store are the format: a change here is a change of the format.

@@ -271,6 +271,12 @@ mod tests {
         Entry { path: RelPath::new(path).unwrap(), mode: 0o755, mtime_ns: 1, node: Node::Dir }
     }
 
+    /// Not checked: a hostile manifest may say anything.
+    fn link(path: &str, target: &str) -> Entry {
+        let target = serde_json::from_str(&format!("\"{target}\"")).unwrap();
+        Entry { path: RelPath::new(path).unwrap(), mode: 0o777, mtime_ns: 0, node: Node::Symlink { target } }
+    }
+
     fn manifest(entries: Vec<Entry>) -> Manifest {
         let size = |e: &Entry| e.chunks().iter().map(|c| c.len).sum::<u64>();
         Manifest {
@@ -303,21 +309,20 @@ mod tests {
 
     #[test]
     fn a_signed_manifest_with_bad_structure_is_refused() {
-        let link = |path: &str, target: &str| {
-            let target = serde_json::from_str(&format!("\"{target}\"")).unwrap();
-            Entry {
-                path: RelPath::new(path).unwrap(),
-                mode: 0o777,
-                mtime_ns: 0,
-                node: Node::Symlink { target },
-            }
-        };
         let mut setuid = file("a", b"x");
         setuid.mode = 0o4755;
         let mut huge = file("a", b"x");
         if let Node::File { size, chunks, .. } = &mut huge.node {
             *size = MAX_CHUNK_BYTES + 1;
             chunks[0].len = MAX_CHUNK_BYTES + 1;
+        }
+        let mut empty_chunk = file("a", b"");
+        assert_eq!(empty_chunk.chunks()[0].len, 0);
+        let mut odd_size = file("a", b"xy");
+        if let (Node::File { size, .. }, Node::File { size: empty, .. }) =
+            (&mut odd_size.node, &mut empty_chunk.node)
+        {
+            (*size, *empty) = (1, 0);
         }
         let cases = [
             ("no parent", vec![file("a/b", b"x")]),
@@ -329,6 +334,8 @@ mod tests {
             ("escaping link", vec![link("a", "../x")]),
             ("set-uid", vec![setuid]),
             ("huge chunk", vec![huge]),
+            ("empty chunk", vec![empty_chunk]),
+            ("size is not that of the chunks", vec![odd_size]),
         ];
         for (name, entries) in cases {
             let (_, _, bytes) = manifest(entries).seal(&keys()).unwrap();
@@ -347,7 +354,47 @@ mod tests {
         let mut newer = manifest(vec![]);
         newer.schema = SCHEMA + 1;
         let (_, _, bytes) = newer.seal(&keys()).unwrap();
-        assert_eq!(Manifest::open(&keys(), &bytes), Err(Unusable::Newer(SCHEMA + 1)));
+        let unusable = Manifest::open(&keys(), &bytes).unwrap_err();
+        assert_eq!(unusable, Unusable::Newer(SCHEMA + 1));
+        assert!(unusable.to_string().contains("use a newer spotq"), "{unusable}");
+    }
+
+    #[test]
+    fn limits_include_themselves() {
+        let mut largest = file("a", b"x");
+        let whole = ChunkRef { name: Digest::ZERO, len: MAX_CHUNK_BYTES, at: 0 };
+        if let Node::File { size, chunks, .. } = &mut largest.node {
+            *chunks = vec![whole.clone(); usize::try_from(MAX_FILE_BYTES / MAX_CHUNK_BYTES).unwrap()];
+            *size = MAX_FILE_BYTES;
+        }
+        assert_eq!(largest.check(), Ok(MAX_FILE_BYTES), "chunks and a file of the full length");
+        if let Node::File { size, chunks, .. } = &mut largest.node {
+            chunks.push(ChunkRef { len: 1, ..whole });
+            *size += 1;
+        }
+        assert!(largest.check().is_err(), "a file that is a byte too long");
+
+        let mut full = manifest((0..MAX_ENTRIES).map(|n| dir(&format!("{n:06}"))).collect());
+        assert_eq!(full.check(), Ok(()));
+        full.entries.push(dir("x"));
+        full.root = root_of(&full.entries);
+        assert!(full.check().unwrap_err().contains("entries"), "one entry too many");
+    }
+
+    /// The words in the store are the format: a change here is a change of the format.
+    #[test]
+    fn chunks_are_cut_and_written_as_documented() {
+        assert_eq!(CHUNK_BYTES, 33_554_432);
+        let chunk = ChunkRef { name: Digest::ZERO, len: 5, at: 0 };
+        let zero = "0".repeat(64);
+        assert_eq!(chunk.object(), format!("chk/00/{zero}"));
+        for (chunk, json) in [
+            (chunk.clone(), serde_json::json!({"name": zero, "len": 5})),
+            (ChunkRef { at: 7, ..chunk }, serde_json::json!({"name": zero, "len": 5, "at": 7})),
+        ] {
+            assert_eq!(serde_json::to_value(&chunk).unwrap(), json);
+            assert_eq!(serde_json::from_value::<ChunkRef>(json).unwrap(), chunk);
+        }
     }
 
     #[test]
@@ -361,5 +408,6 @@ mod tests {
         assert_ne!(root_of(&base), root_of(&private));
         assert_ne!(root_of(&base), root_of(&[file("a", b"y")]));
         assert_ne!(root_of(&base), root_of(&[file("b", b"x")]));
+        assert_ne!(root_of(&[link("l", "a")]), root_of(&[link("l", "b")]));
     }
 }

@@ -140,3 +140,85 @@ pub(crate) async fn blocking<T: Send + 'static>(
 ) -> Result<T, CheckpointError> {
     spotq_host::blocking(work).await.map_err(CheckpointError::join)?
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use object_store::memory::InMemory;
+
+    use super::*;
+    use crate::key::JobKey;
+
+    fn objects() -> Objects {
+        let keys = Keys::derive(&JobKey([7; 32]));
+        Objects { store: Arc::new(InMemory::new()), prefix: "job".into(), keys }
+    }
+
+    #[tokio::test]
+    async fn an_object_is_read_up_to_its_limit_and_no_longer_one() {
+        let objects = objects();
+        objects.put_addressed("a", Bytes::from_static(b"123")).await.unwrap();
+        assert_eq!(objects.get("a", 3).await.unwrap().unwrap(), "123");
+        assert!(matches!(objects.get("a", 2).await, Err(CheckpointError::Corrupt { .. })));
+        assert_eq!(objects.get("b", 3).await.unwrap(), None);
+    }
+
+    /// Reads an object that is good from the given try on. Returns the outcome, the tries and the time it took.
+    async fn read(
+        good_from: u32,
+        bad: fn() -> CheckpointError,
+    ) -> (Result<Bytes, CheckpointError>, u32, Duration) {
+        let objects = objects();
+        objects.put_addressed("a", Bytes::from_static(b"x")).await.unwrap();
+        let (tries, began) = (Cell::new(0), tokio::time::Instant::now());
+        let check = |bytes| {
+            tries.set(tries.get() + 1);
+            if tries.get() >= good_from { Ok(bytes) } else { Err(bad()) }
+        };
+        let outcome = objects.get_checked("a", 9, check).await;
+        (outcome, tries.get(), began.elapsed())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_may_be_better_the_next_time_is_read_three_times_with_doubled_pauses() {
+        let damaged = || CheckpointError::corrupt("a", "flipped");
+        for (good_from, tries, pauses) in [(1, 1, 0), (2, 2, 50), (3, 3, 150), (4, 3, 150)] {
+            let (outcome, tried, took) = read(good_from, damaged).await;
+            assert_eq!((outcome.is_ok(), tried), (good_from <= READ_TRIES, tries), "good from {good_from}");
+            assert_eq!(took, Duration::from_millis(pauses), "good from {good_from}");
+            let why = outcome.map_or_else(|e| e.to_string(), |_| "flipped".to_owned());
+            assert!(why.contains("flipped"), "the last answer counts: {why}");
+        }
+        let refused = || CheckpointError::Denied { what: "read a".into() };
+        assert_eq!(read(2, refused).await.1, 1, "what a person must fix is not tried again");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_chunk_is_what_its_name_its_place_and_its_length_say() {
+        let objects = objects();
+        let bytes = Bytes::from_static(b"0123456789");
+        let chunk = |len, at| ChunkRef { name: objects.keys.chunk_name(b"0123456789"), len, at };
+        objects.put_addressed(&chunk(1, 0).object(), bytes).await.unwrap();
+        for (len, at, found) in [(10, 0, "0123456789"), (3, 2, "234"), (8, 2, "23456789")] {
+            assert_eq!(objects.chunk(&chunk(len, at)).await.unwrap(), found);
+        }
+        for (len, at) in [(11, 0), (9, 2), (1, 10)] {
+            let outcome = objects.chunk(&chunk(len, at)).await;
+            assert!(matches!(outcome, Err(CheckpointError::Corrupt { .. })), "{len} at {at}: {outcome:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_transfer_ends_with_its_owner() {
+        let (done, seen) = tokio::sync::oneshot::channel();
+        let task = Task::spawn(async move {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            done.send(()).ok();
+            Ok(())
+        });
+        tokio::task::yield_now().await;
+        drop(task);
+        assert!(seen.await.is_err(), "it went on without its owner");
+    }
+}

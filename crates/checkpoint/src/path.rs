@@ -254,6 +254,20 @@ mod tests {
     }
 
     #[test]
+    fn a_name_of_any_bytes_prints_in_one_line_without_control_characters() {
+        let (path, target) = (RelPath::new("a\n\x1b[2J\u{e9}").unwrap(), LinkTarget::new("b\r", 0).unwrap());
+        assert_eq!(format!("{path} {path:?} {target:?}"), "a\\n\\u{1b}[2J\u{e9} a\\n\\u{1b}[2J\u{e9} b\\r");
+    }
+
+    #[test]
+    fn a_path_has_at_most_as_many_bytes_as_linux_takes() {
+        assert!(LinkTarget::new("x".repeat(MAX_PATH_BYTES), 0).is_ok());
+        assert!(LinkTarget::new("x".repeat(MAX_PATH_BYTES + 1), 0).is_err());
+        assert!(RelPath::new("x".repeat(MAX_NAME_BYTES)).is_ok());
+        assert!(RelPath::new("x/".repeat(MAX_DEPTH - 1) + "x").is_ok());
+    }
+
+    #[test]
     fn any_bytes_survive_json() {
         for bytes in [b"plain".to_vec(), b"\xff\xfe/\x80".to_vec(), b"base64:eA==".to_vec()] {
             let path = RelPath::new(bytes).unwrap();

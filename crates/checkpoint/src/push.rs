@@ -21,7 +21,7 @@ use crate::log::{Action, CheckpointSeq, Head, LogSeq};
 use crate::manifest::{ChunkRef, Entry, Manifest, Node, SCHEMA, root_of};
 use crate::objects::{Task, blocking};
 use crate::repo::{MAX_LOST_RACES, Offer, Repository, lost_too_often};
-use crate::scan::{Candidate, FileStat, ScannedEntry, ScannedNode, Selection};
+use crate::scan::{Candidate, FileStat, ScannedEntry, ScannedNode, Selection, vanished};
 
 /// What to write beside the files.
 #[derive(Debug, Clone)]
@@ -135,7 +135,7 @@ impl Repository {
 
     /// Writes the manifest and its log entry. Every lost race is another writer's success; the number of the
     /// checkpoint is then drawn again, so that no two manifests share one.
-    async fn commit(
+    pub(crate) async fn commit(
         &self,
         mut manifest: Manifest,
         bytes_uploaded: u64,
@@ -336,7 +336,7 @@ fn open_unchanged(path: &Path, stat: &FileStat) -> Result<File, CheckpointError>
     let flags = i32::try_from(flags.bits()).expect("flags of open fit an int");
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(|e| {
         let replaced = e.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error());
-        if replaced || e.kind() == std::io::ErrorKind::NotFound { changed() } else { io("open", path, e) }
+        if replaced { changed() } else { vanished("open", path, e) }
     })?;
     let meta = file.metadata().map_err(|e| io("stat", path, e))?;
     if FileStat::of(&meta) == *stat { Ok(file) } else { Err(changed()) }
@@ -347,13 +347,7 @@ fn open_unchanged(path: &Path, stat: &FileStat) -> Result<File, CheckpointError>
 fn recheck(candidate: &Candidate) -> Result<(), CheckpointError> {
     for entry in &candidate.entries {
         let path = candidate.root.join(entry.path.as_path());
-        let meta = match std::fs::symlink_metadata(&path) {
-            Ok(meta) => meta,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-                return Err(CheckpointError::Changed { path });
-            }
-            Err(e) => return Err(io("stat", &path, e)),
-        };
+        let meta = std::fs::symlink_metadata(&path).map_err(|e| vanished("stat", &path, e))?;
         let same = match &entry.node {
             ScannedNode::Dir => meta.is_dir(),
             ScannedNode::File | ScannedNode::Symlink(_) => FileStat::of(&meta) == entry.stat,
@@ -367,4 +361,82 @@ fn recheck(candidate: &Candidate) -> Result<(), CheckpointError> {
 
 fn io(operation: &str, path: &Path, error: std::io::Error) -> CheckpointError {
     CheckpointError::io(operation, path, error)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+    use super::*;
+    use crate::key::JobKey;
+    use crate::scan::scan;
+
+    #[test]
+    fn the_budget_counts_parts_of_a_chunk_and_never_nothing() {
+        for (len, units) in [(0, 1), (1, 1), (4, 1), (5, 2), (512, 128), (1024, 256), (5000, 256)] {
+            assert_eq!(budget_units(len, 1024), units, "{len} bytes");
+        }
+        assert_eq!(budget_units(1, 1), 1, "chunks of a byte");
+    }
+
+    type Change = fn(&Path);
+    /// What may become of the file `d/a` after the scan.
+    const CHANGES: [(&str, Change); 6] = [
+        ("removed", |dir| fs::remove_file(dir.join("d/a")).expect("test file")),
+        ("its directory is a file", |dir| {
+            fs::remove_dir_all(dir.join("d")).expect("test directory");
+            fs::write(dir.join("d"), b"x").expect("test file");
+        }),
+        ("rewritten", |dir| fs::write(dir.join("d/a"), b"other").expect("test file")),
+        ("replaced by an equal one", |dir| {
+            fs::write(dir.join("new"), b"state").expect("test file");
+            fs::rename(dir.join("new"), dir.join("d/a")).expect("test file");
+        }),
+        ("a link", |dir| {
+            fs::rename(dir.join("d/a"), dir.join("b")).expect("test file");
+            std::os::unix::fs::symlink("../b", dir.join("d/a")).expect("test link");
+        }),
+        // An open that waits for somebody to write into it would never end.
+        ("a pipe", |dir| {
+            fs::remove_file(dir.join("d/a")).expect("test file");
+            mknodat(CWD, dir.join("d/a"), FileType::Fifo, Mode::RUSR, 0).expect("a pipe can be made");
+        }),
+    ];
+
+    #[test]
+    fn only_the_file_that_was_scanned_is_read_and_counts_in_the_end() {
+        for (what, change) in CHANGES {
+            let dir = tempfile::tempdir().unwrap();
+            fs::create_dir(dir.path().join("d")).unwrap();
+            let path = dir.path().join("d/a");
+            fs::write(&path, b"state").unwrap();
+            let candidate = scan(dir.path(), &Selection::default()).unwrap();
+            let stat = candidate.entries[1].stat;
+            open_unchanged(&path, &stat).unwrap();
+            recheck(&candidate).unwrap();
+            change(dir.path());
+            let opened = open_unchanged(&path, &stat);
+            assert!(matches!(opened, Err(CheckpointError::Changed { .. })), "{what}: {opened:?}");
+            let checked = recheck(&candidate);
+            assert!(matches!(checked, Err(CheckpointError::Changed { .. })), "{what}: {checked:?}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_becomes_shorter_while_it_is_read_has_changed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        fs::write(&path, [1; 100]).unwrap();
+        let stat = FileStat::of(&fs::metadata(&path).unwrap());
+        let keys = Keys::derive(&JobKey([7; 32]));
+        let reader =
+            Reader { path: path.clone(), stat, file: None, hasher: blake3::Hasher::new(), left: 100, keys };
+        let (reader, _, bytes) = reader.next(60).unwrap();
+        assert_eq!((reader.left, bytes.len()), (40, 60));
+        fs::write(&path, [1; 70]).unwrap();
+        let short = reader.next(40).map(|_| ());
+        assert!(matches!(short, Err(CheckpointError::Changed { .. })), "{short:?}");
+    }
 }

@@ -424,3 +424,168 @@ pub(crate) fn lost_too_often(operation: &str) -> CheckpointError {
         source: format!("other writers were first {MAX_LOST_RACES} times").into(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use object_store::memory::InMemory;
+    use object_store::{ObjectStoreExt as _, PutPayload};
+
+    use super::*;
+    use crate::conformance::{Fault, Faulty, Overwriting, repository, request};
+    use crate::{Progress, Pushed};
+
+    /// A directory of so many files of so many bytes, no two alike.
+    fn files(count: u8, bytes: usize) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        for n in 0..count {
+            let content: Vec<u8> = (0..bytes).map(|at| n ^ u8::try_from(at % 251).expect("a byte")).collect();
+            std::fs::write(dir.path().join(n.to_string()), content).expect("test file");
+        }
+        dir
+    }
+
+    async fn push(repo: &Repository, dir: &std::path::Path, step: u64) -> Head {
+        let pushed = repo.push(dir, &request(1, step), &|_| {}).await.expect("a push");
+        assert!(matches!(pushed, Pushed::Committed(_)), "{pushed:?}");
+        repo.head().await.expect("a sound log").expect("a head")
+    }
+
+    /// How long an operation on a store that dies after so many calls tries, in milliseconds.
+    async fn tries_for(
+        calls: u64,
+        operation: impl AsyncFn(&Repository) -> Result<(), CheckpointError>,
+    ) -> u128 {
+        let dying = Faulty::new(Arc::new(InMemory::new()), Fault::DeadFrom(calls));
+        let began = tokio::time::Instant::now();
+        let outcome = operation(&repository(dying, &"job".into())).await;
+        assert!(matches!(outcome, Err(CheckpointError::Unavailable { .. })), "{outcome:?}");
+        began.elapsed().as_millis()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_that_is_away_is_asked_again_with_doubled_pauses() {
+        let probing = tries_for(0, async |repo| repo.probe_put_if_absent().await).await;
+        assert_eq!(probing, 50 + 100 + 200 + 400, "each probe");
+        // The probe takes two calls, reading the empty log one.
+        let appending = tries_for(3, async |repo| repo.fence(Generation(1)).await.map(|_| ())).await;
+        assert_eq!(appending, 50 + 100 + 200 + 400, "between five tries to append");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_that_overwrites_is_found_out_by_its_second_write() {
+        let counted = Faulty::new(Arc::new(InMemory::new()), Fault::None);
+        let overwriting = Overwriting(Arc::clone(&counted) as Arc<dyn ObjectStore>);
+        let error = repository(Arc::new(overwriting), &"job".into()).probe_put_if_absent().await.unwrap_err();
+        assert!(error.to_string().contains("a second write"), "{error}");
+        assert_eq!(counted.calls(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pushes_and_reads_keep_as_many_requests_and_chunks_under_way_as_allowed_and_no_more() {
+        let slow = Faulty::new(Arc::new(InMemory::new()), Fault::Slow(Duration::from_millis(10)));
+        let options =
+            |requests_in_flight| Options { chunk_bytes: 1024, requests_in_flight, chunks_in_flight: 2 };
+        let open = |name: &str, requests| {
+            let store = Arc::clone(&slow) as Arc<dyn ObjectStore>;
+            Repository::open(store, name.into(), JobKey([7; 32]), options(requests))
+        };
+        for (name, count, bytes, requests, at_once) in
+            [("small", 12, 4, 3, 3), ("one at a time", 3, 4, 1, 1), ("large", 6, 1024, 16, 2)]
+        {
+            let (repo, dir) = (open(name, requests), files(count, bytes));
+            push(&repo, dir.path(), 1).await;
+            assert_eq!(slow.most_at_once(), at_once, "push of {name} files");
+            let restored = dir.path().join("restored");
+            let reader = open(name, requests);
+            reader.head().await.unwrap();
+            assert!(slow.most_at_once() > 0, "the log is read at once, which has a bound of its own");
+            reader.pull(&restored, &|_| {}).await.unwrap();
+            assert_eq!(slow.most_at_once(), at_once, "restore of {name} files");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn progress_goes_up_to_the_whole_and_tells_what_was_transferred() {
+        let (dir, seen) = (files(3, 3000), Mutex::new(Vec::new()));
+        let repo = repository(Arc::new(InMemory::new()), &"job".into());
+        let note = |progress: Progress| seen.lock().expect("no panic").push(progress);
+        let end =
+            |transferred| Progress { bytes_total: 9000, bytes_done: 9000, bytes_transferred: transferred };
+        let check = |transferred| {
+            let seen = std::mem::take(&mut *seen.lock().expect("no panic"));
+            assert!(
+                seen.len() > 8 && seen.is_sorted_by_key(|progress: &Progress| progress.bytes_done),
+                "{seen:?}"
+            );
+            assert_eq!(seen.last(), Some(&end(transferred)));
+        };
+        repo.push(dir.path(), &request(1, 1), &note).await.unwrap();
+        check(9000);
+        std::fs::write(dir.path().join("0"), [9; 3000]).unwrap();
+        repo.push(dir.path(), &request(1, 2), &note).await.unwrap();
+        // Its three chunks are two: the first two are alike.
+        check(1024 + 952);
+        repo.restore_with(&dir.path().join("restored"), Generation(1), &note).await.unwrap();
+        check(9000);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_push_that_changes_nothing_asks_for_the_next_log_entry_alone() {
+        let (dir, counted) = (files(1, 4), Faulty::new(Arc::new(InMemory::new()), Fault::None));
+        let repo = repository(Arc::clone(&counted) as Arc<dyn ObjectStore>, &"job".into());
+        push(&repo, dir.path(), 1).await;
+        let before = counted.calls();
+        let again = repo.push(dir.path(), &request(1, 2), &|_| {}).await.unwrap();
+        assert!(matches!(again, Pushed::Unchanged(_)), "{again:?}");
+        assert_eq!(counted.calls() - before, 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_manifest_is_that_of_the_checkpoint_that_was_asked_for() {
+        let (dir, store) = (files(1, 4), Arc::new(InMemory::new()));
+        let repo = repository(store.clone(), &"job".into());
+        let first = push(&repo, dir.path(), 1).await;
+        std::fs::write(dir.path().join("0"), b"a longer state").unwrap();
+        let second = push(&repo, dir.path(), 2).await;
+        for head in [&first, &second, &first] {
+            let manifest = repo.manifest(head).await.unwrap();
+            assert_eq!((manifest.checkpoint, manifest.total_bytes), (head.checkpoint, head.bytes));
+        }
+        // A log that takes one checkpoint's manifest for another's is damaged.
+        let [number, size] =
+            [Head { checkpoint: second.checkpoint, ..first.clone() }, Head { bytes: 5, ..first.clone() }];
+        for head in [number, size] {
+            let outcome = repository(store.clone(), &"job".into()).manifest(&head).await;
+            assert!(matches!(outcome, Err(CheckpointError::Corrupt { .. })), "{outcome:?}");
+        }
+        let state = repo.state().await.unwrap();
+        assert_eq!((state.heads, state.next_checkpoint), (vec![first, second], CheckpointSeq(3)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_gone_already_is_not_quarantined_again() {
+        let dir = files(1, 4);
+        let repo = repository(Arc::new(InMemory::new()), &"job".into());
+        let head = push(&repo, dir.path(), 1).await;
+        for checkpoint in [CheckpointSeq(9), head.checkpoint, head.checkpoint] {
+            repo.quarantine(Generation(1), checkpoint, "damaged").await.unwrap();
+        }
+        assert_eq!(repo.entries().await.unwrap().len(), 3, "a fence, a commit, a quarantine");
+    }
+
+    #[tokio::test]
+    async fn a_log_with_an_absurd_number_is_not_read() {
+        for (number, why) in [(MAX_LOG_ENTRIES, "missing"), (MAX_LOG_ENTRIES + 1, "at most")] {
+            let store = InMemory::new();
+            let object = LogSeq(number).object();
+            store.put(&Path::from(format!("job/{object}")), PutPayload::from("x")).await.unwrap();
+            let error = repository(Arc::new(store), &"job".into()).head().await.unwrap_err();
+            assert!(
+                matches!(error, CheckpointError::Corrupt { .. }) && error.to_string().contains(why),
+                "{error}"
+            );
+        }
+    }
+}

@@ -219,6 +219,13 @@ struct Target {
     name: std::ffi::OsString,
 }
 
+/// What a file system has left; no number of inodes where it makes them as needed.
+#[derive(Debug, Clone, Copy)]
+struct Room {
+    bytes: u64,
+    inodes: Option<u64>,
+}
+
 /// A directory that is removed unless it is published.
 #[derive(Debug)]
 struct Staging {
@@ -267,21 +274,15 @@ impl Target {
         fs::create_dir_all(&self.parent).map_err(|e| CheckpointError::io("create", &self.parent, e))?;
         let stat = rustix::fs::statvfs(&self.parent)
             .map_err(|e| CheckpointError::io("look for space in", &self.parent, e.into()))?;
-        let entries = manifest.entries.len() as u64;
-        let free = stat.f_bavail.saturating_mul(stat.f_frsize);
-        let needed =
-            manifest.total_bytes.saturating_add(entries * BYTES_PER_ENTRY).saturating_add(SPARE_BYTES);
-        // Some file systems make inodes as needed and say that they have none at all.
-        let inodes_short = stat.f_files > 0 && stat.f_favail < entries;
-        if free < needed || inodes_short {
-            let what = format!(
-                "{} has {free} bytes and {} inodes free, the checkpoint needs {needed} and {entries}",
-                self.parent.display(),
-                stat.f_favail
-            );
-            return Err(CheckpointError::NoSpace { what });
+        let room = Room {
+            bytes: stat.f_bavail.saturating_mul(stat.f_frsize),
+            // Some file systems make inodes as needed and say that they have none at all.
+            inodes: (stat.f_files > 0).then_some(stat.f_favail),
+        };
+        match room.lacks(manifest.total_bytes, manifest.entries.len() as u64) {
+            Some(why) => Err(CheckpointError::NoSpace { what: format!("{} {why}", self.parent.display()) }),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Swaps the staging directory into place in one step, then removes what was there.
@@ -339,6 +340,19 @@ impl Target {
         fs::create_dir_all(&self.dir).map_err(|e| CheckpointError::io("create", &self.dir, e))?;
         sync_dir(&self.parent)?;
         Ok(aside)
+    }
+}
+
+impl Room {
+    /// What a checkpoint of so many bytes and entries would lack.
+    fn lacks(self, bytes: u64, entries: u64) -> Option<String> {
+        let needed =
+            bytes.saturating_add(entries.saturating_mul(BYTES_PER_ENTRY)).saturating_add(SPARE_BYTES);
+        let enough = self.bytes >= needed && self.inodes.is_none_or(|inodes| inodes >= entries);
+        let (free, inodes) = (self.bytes, self.inodes.map_or_else(|| "any".to_owned(), |n| n.to_string()));
+        (!enough).then(|| {
+            format!("has {free} bytes and {inodes} inodes free, the checkpoint needs {needed} and {entries}")
+        })
     }
 }
 
@@ -484,5 +498,69 @@ fn remove_tree(path: &Path) {
     }
     if let Err(error) = fs::remove_dir_all(path) {
         tracing::warn!(path = %path.display(), %error, "a replaced directory could not be removed");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_is_needed_for_bytes_for_entries_and_for_inodes() {
+        let needed = 1000 + 3 * 4096 + (16 << 20);
+        for (bytes, inodes, lacks) in [
+            (needed, Some(3), false),
+            (needed, None, false),
+            (needed - 1, Some(3), true),
+            (needed - 1, None, true),
+            (needed, Some(2), true),
+            (needed, Some(0), true),
+        ] {
+            let lacking = Room { bytes, inodes }.lacks(1000, 3);
+            assert_eq!(lacking.is_some(), lacks, "{bytes} {inodes:?}: {lacking:?}");
+        }
+    }
+
+    fn target(work: &Path) -> Target {
+        Target::of(&work.join("job")).expect("a target")
+    }
+
+    #[test]
+    fn leftovers_of_this_target_go_and_everything_else_beside_it_stays() {
+        let work = tempfile::tempdir().unwrap();
+        let stay =
+            ["other", ".job", ".job.spotq-aside-1", ".jobs.spotq-restoring-1", "job.spotq-restoring-1"];
+        let go = [".job.spotq-restoring-1", ".job.spotq-replaced-2"];
+        for name in stay.iter().chain(&go) {
+            fs::create_dir(work.path().join(name)).unwrap();
+            fs::write(work.path().join(name).join("file"), b"x").unwrap();
+        }
+        target(work.path()).clear_leftovers();
+        for name in stay {
+            assert!(work.path().join(name).join("file").exists(), "{name}");
+        }
+        for name in go {
+            assert!(!work.path().join(name).exists(), "{name}");
+        }
+    }
+
+    /// File systems that cannot exchange two names are rare, and none of them need be at hand for this.
+    #[test]
+    fn without_exchange_the_old_content_goes_aside_before_the_new_takes_its_place() {
+        let work = tempfile::tempdir().unwrap();
+        let (staging, replaced) = (work.path().join("staging"), work.path().join("replaced"));
+        let target = target(work.path());
+        for (round, before) in [(1, None), (2, Some(b"1".to_vec()))] {
+            fs::create_dir(&staging).unwrap();
+            fs::write(staging.join("file"), round.to_string()).unwrap();
+            target.swap_in_two_steps(&staging, &replaced).unwrap();
+            assert_eq!(fs::read(target.dir.join("file")).unwrap(), round.to_string().into_bytes());
+            assert_eq!(fs::read(replaced.join("file")).ok(), before, "round {round}");
+            assert!(!staging.exists());
+        }
+        fs::create_dir(&staging).unwrap();
+        let stuck = target.swap_in_two_steps(&staging, &target.dir.join("file/below"));
+        assert!(stuck.unwrap_err().to_string().contains("move aside"), "what cannot go aside stays");
+        assert!(target.dir.join("file").exists() && staging.exists());
     }
 }

@@ -181,12 +181,8 @@ fn read_dir(
     selection: &Selection,
 ) -> Result<(), CheckpointError> {
     let full = dir.map_or_else(|| found.root.clone(), |dir| found.root.join(dir.as_path()));
-    let listing = match fs::read_dir(&full) {
-        Ok(listing) => listing,
-        // Not selected and gone: a job's own temporary directory is no reason to fail.
-        Err(e) if e.kind() == io::ErrorKind::NotFound && dir.is_some() && !taken => return Ok(()),
-        Err(e) => return Err(vanished("scan", &full, e)),
-    };
+    let wanted = taken || dir.is_none();
+    let Some(listing) = unless_gone(fs::read_dir(&full), wanted, "scan", &full)? else { return Ok(()) };
     for item in listing {
         let item = item.map_err(|e| vanished("scan", &full, e))?;
         let mut bytes = dir.map_or_else(Vec::new, |dir| [dir.as_bytes(), b"/"].concat());
@@ -197,11 +193,7 @@ fn read_dir(
         if selection.excludes(&path) || !(taken || is_dir) {
             continue;
         }
-        let meta = match item.metadata() {
-            Ok(meta) => meta,
-            Err(e) if e.kind() == io::ErrorKind::NotFound && !taken => continue,
-            Err(e) => return Err(vanished("stat", &item.path(), e)),
-        };
+        let Some(meta) = unless_gone(item.metadata(), taken, "stat", &item.path())? else { continue };
         let kind = meta.file_type();
         if kind.is_dir() {
             to_read.push((Some(path.clone()), taken));
@@ -270,8 +262,23 @@ fn glob_set(globs: &[String]) -> Result<GlobSet, CheckpointError> {
     set.build().map_err(|e| CheckpointError::invalid("file selection", e.to_string()))
 }
 
+/// What the file system says of something that it listed before; `None` if that is gone and was not selected: a job's own
+/// temporary directory is no reason to fail.
+fn unless_gone<T>(
+    said: io::Result<T>,
+    wanted: bool,
+    operation: &str,
+    path: &Path,
+) -> Result<Option<T>, CheckpointError> {
+    match said {
+        Ok(found) => Ok(Some(found)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound && !wanted => Ok(None),
+        Err(e) => Err(vanished(operation, path, e)),
+    }
+}
+
 /// A file that is gone between two looks at it means that the job is writing.
-fn vanished(operation: &str, path: &Path, error: io::Error) -> CheckpointError {
+pub(crate) fn vanished(operation: &str, path: &Path, error: io::Error) -> CheckpointError {
     match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
             CheckpointError::Changed { path: path.to_path_buf() }
@@ -351,6 +358,40 @@ mod tests {
     }
 
     #[test]
+    fn what_is_gone_between_two_looks_is_a_change_if_it_was_selected() {
+        let path = Path::new("/job/a");
+        for (kind, wanted, error) in [
+            (io::ErrorKind::NotFound, true, Some("changed")),
+            (io::ErrorKind::NotFound, false, None),
+            (io::ErrorKind::NotADirectory, true, Some("changed")),
+            (io::ErrorKind::NotADirectory, false, Some("changed")),
+            (io::ErrorKind::PermissionDenied, false, Some("not allowed")),
+        ] {
+            let said = unless_gone(Err::<(), _>(kind.into()), wanted, "stat", path);
+            match (said, error) {
+                (Ok(None), None) => {}
+                (Err(e), Some(text)) => assert!(e.to_string().contains(text), "{kind:?}: {e}"),
+                (said, _) => panic!("{kind:?} {wanted}: {said:?}"),
+            }
+        }
+        assert_eq!(unless_gone(Ok(1), false, "stat", path).unwrap(), Some(1));
+    }
+
+    #[test]
+    fn directories_alone_are_nothing_to_save() {
+        let empty = |dir: &tempfile::TempDir| scan(dir.path(), &Selection::default()).unwrap().is_empty();
+        assert!(empty(&tree(&[])) && empty(&tree(&["a/", "b/c/"])));
+        assert!(!empty(&tree(&["b/c"])));
+    }
+
+    #[test]
+    fn there_may_be_as_many_globs_as_the_limit_says() {
+        let globs: Vec<String> = (0..=MAX_GLOBS).map(|n| format!("{n}")).collect();
+        assert!(Selection::new(&globs[1..], &[]).is_ok());
+        assert!(Selection::new(&globs, &[]).unwrap_err().to_string().contains("globs"));
+    }
+
+    #[test]
     fn what_cannot_be_saved_is_left_out_and_said() {
         let dir = tree(&["a"]);
         let _socket = UnixListener::bind(dir.path().join("socket")).unwrap();
@@ -371,7 +412,14 @@ mod tests {
         let second = print();
         assert_ne!(second, first);
         fs::remove_file(dir.path().join("d/b")).unwrap();
-        assert_ne!(print(), second);
+        let third = print();
+        assert_ne!(third, second);
+        symlink("a", dir.path().join("latest")).unwrap();
+        let fourth = print();
+        assert_ne!(fourth, third);
+        fs::remove_file(dir.path().join("latest")).unwrap();
+        symlink("d", dir.path().join("latest")).unwrap();
+        assert_ne!(print(), fourth, "a link that points elsewhere");
     }
 
     #[test]

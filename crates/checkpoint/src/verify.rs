@@ -153,3 +153,53 @@ impl Repository {
         Ok(problems)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use object_store::memory::InMemory;
+    use spotq_model::Generation;
+
+    use super::*;
+    use crate::conformance::{repository, request};
+    use crate::manifest::root_of;
+    use crate::{Pushed, Restore};
+
+    #[test]
+    fn a_report_has_a_bounded_number_of_findings() {
+        let mut report = VerifyReport::default();
+        assert!(report.is_sound());
+        (0..=MAX_FINDINGS).for_each(|n| report.note(n.to_string(), "gone"));
+        assert!(!report.is_sound());
+        assert_eq!(report.findings.len(), MAX_FINDINGS);
+        assert_eq!(report.findings[MAX_FINDINGS - 1].object, (MAX_FINDINGS - 1).to_string());
+    }
+
+    /// INV-05: what a bad machine wrote down wrongly is signed all the same.
+    #[tokio::test(start_paused = true)]
+    async fn sound_chunks_that_do_not_make_the_signed_file_are_damage() {
+        let work = tempfile::tempdir().unwrap();
+        let (source, target) = (work.path().join("source"), work.path().join("target"));
+        std::fs::create_dir(&source).unwrap();
+        std::fs::write(source.join("model"), b"state").unwrap();
+        let repo = repository(Arc::new(InMemory::new()), &"job".into());
+        let Ok(Pushed::Committed(good)) = repo.push(&source, &request(1, 1), &|_| {}).await else {
+            panic!("the first push commits");
+        };
+        let head = repo.head().await.unwrap().unwrap();
+        let mut wrong = (*repo.manifest(&head).await.unwrap()).clone();
+        let Node::File { hash, .. } = &mut wrong.entries[0].node else { panic!("a file") };
+        *hash = Digest::of(b"another state");
+        wrong.root = root_of(&wrong.entries);
+        repo.commit(wrong, 0, 0).await.unwrap();
+        let report = repo.verify().await.unwrap();
+        assert_eq!(report.findings.len(), 1, "{report:?}");
+        assert!(report.findings[0].object == "file model" && report.files == 0, "{report:?}");
+        match repo.restore(&target, Generation(1)).await.unwrap() {
+            Restore::Restored(restored) => assert_eq!(restored.checkpoint, good.checkpoint),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(std::fs::read(target.join("model")).unwrap(), b"state");
+    }
+}

@@ -5,6 +5,7 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use futures::stream::BoxStream;
 use futures::{FutureExt as _, StreamExt as _};
@@ -21,6 +22,8 @@ pub enum Fault {
     DeadFrom(u64),
     /// This one conditional write (counted from 0) succeeds, but its answer is an error.
     AnswerLost(u64),
+    /// Each read and write takes so long.
+    Slow(Duration),
     /// No fault: calls are counted.
     None,
 }
@@ -32,6 +35,8 @@ pub struct Faulty {
     fault: Fault,
     calls: AtomicU64,
     conditional_writes: AtomicU64,
+    under_way: AtomicU64,
+    most_at_once: AtomicU64,
 }
 
 /// A store that takes put-if-absent for a plain put, as several S3 clones do.
@@ -41,7 +46,20 @@ pub struct Overwriting(pub Arc<dyn ObjectStore>);
 impl Faulty {
     #[must_use]
     pub fn new(inner: Arc<dyn ObjectStore>, fault: Fault) -> Arc<Self> {
-        Arc::new(Self { inner, fault, calls: AtomicU64::new(0), conditional_writes: AtomicU64::new(0) })
+        Arc::new(Self {
+            inner,
+            fault,
+            calls: AtomicU64::new(0),
+            conditional_writes: AtomicU64::new(0),
+            under_way: AtomicU64::new(0),
+            most_at_once: AtomicU64::new(0),
+        })
+    }
+
+    /// The most slow reads and writes that there were at once, and starts to count them anew.
+    #[must_use]
+    pub fn most_at_once(&self) -> u64 {
+        self.most_at_once.swap(0, Ordering::SeqCst)
     }
 
     /// Calls so far, also those that failed.
@@ -54,7 +72,16 @@ impl Faulty {
         let call = self.calls.fetch_add(1, Ordering::SeqCst);
         match self.fault {
             Fault::DeadFrom(first) if call >= first => Err(injected("the machine is gone")),
-            Fault::DeadFrom(_) | Fault::AnswerLost(_) | Fault::None => Ok(()),
+            Fault::DeadFrom(_) | Fault::AnswerLost(_) | Fault::Slow(_) | Fault::None => Ok(()),
+        }
+    }
+
+    async fn take_time(&self) {
+        if let Fault::Slow(time) = self.fault {
+            let at_once = self.under_way.fetch_add(1, Ordering::SeqCst) + 1;
+            self.most_at_once.fetch_max(at_once, Ordering::SeqCst);
+            tokio::time::sleep(time).await;
+            self.under_way.fetch_sub(1, Ordering::SeqCst);
         }
     }
 }
@@ -79,6 +106,7 @@ impl fmt::Display for Overwriting {
 impl ObjectStore for Faulty {
     async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
         self.enter()?;
+        self.take_time().await;
         let conditional = opts.mode == PutMode::Create;
         let result = self.inner.put_opts(location, payload, opts).await;
         if conditional {
@@ -101,6 +129,7 @@ impl ObjectStore for Faulty {
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
         self.enter()?;
+        self.take_time().await;
         self.inner.get_opts(location, options).await
     }
 

@@ -153,7 +153,14 @@ fn losses_without_progress_end_and_a_refused_launch_is_no_loss() {
     let most = u64::from(Policies::default().fruitless_losses_max);
     for loss in 1..=most {
         world.input(Input::LeaseExpired { node: world.node });
-        assert!(matches!(world.phase(), Phase::Pending { .. }), "loss {loss}: {:?}", world.phase());
+        // The first loss is tried again at once, the others after longer and longer pauses.
+        let failures = u32::try_from(loss - 1).unwrap();
+        let expected = match failures {
+            0 => (WaitReason::Queued, world.at),
+            _ => (WaitReason::BackOff { failures }, world.at + Span::secs(1 << (failures - 1))),
+        };
+        let Phase::Pending { reason, next_try } = world.phase() else { panic!("{:?}", world.phase()) };
+        assert_eq!((reason.clone(), *next_try), expected, "loss {loss}");
         if loss < most {
             world.run_again(Generation(loss + 1));
         }

@@ -58,31 +58,93 @@ fn time_before_the_attempt_counts_towards_a_limit_of_running_time() {
 #[test]
 fn a_list_is_believed_once_it_is_younger_than_what_it_does_not_show() {
     let lag = Policies::default().list_lag;
-    let mut unneeded = asked_for();
-    unneeded.input(Input::Cancel { job: JobId(1) });
     let mut gone = Running::start(job("train"));
     gone.preempt();
-    let seen = InstanceSeen {
-        instance: InstanceId("i".into()),
-        key: EffectKey(format!("k{NODE}")),
-        node: Some(NODE),
+    let cases = [
+        ("a node that is not in it has died", Running::start(job("train")), vec![], "node_gone 1"),
+        ("a launch that it does not show was never made", unneeded(), vec![], "node_refused 2"),
+        (
+            "an instance that it still shows was given up too early",
+            gone,
+            vec![seen(1, "i")],
+            "node_orphaned 1",
+        ),
+    ];
+    for (what, world, instances, told) in cases {
+        assert_eq!(news(&world, lag, &instances), [""; 0], "{what}: the list may be older than it");
+        assert!(news(&world, lag + Span(1), &instances).iter().any(|news| news == told), "{what}");
+    }
+}
+
+#[test]
+fn an_instance_in_a_list_belongs_to_the_node_that_it_was_launched_for_or_is_an_orphan() {
+    let refused = || {
+        let mut world = asked_for();
+        world.later(Policies::default().launch_timeout + Span(1));
+        world.input(Input::Tick);
+        world
+    };
+    let gone = || {
+        let mut world = Running::start(job("train"));
+        world.preempt();
+        world
+    };
+    let ended = |seen: InstanceSeen| InstanceSeen { gone: Some(GoneCause::Preempted), ..seen };
+    let stranger = || InstanceSeen { key: EffectKey("who knows".into()), node: None, ..seen(9, "i9") };
+    let old = || ended(seen(1, "i"));
+    let cases = [
+        ("the launch is still to be answered", asked_for(), vec![old(), seen(2, "i2")], vec!["node_gone 1"]),
+        (
+            "the launch is no longer needed",
+            unneeded(),
+            vec![old(), seen(2, "i2")],
+            vec!["node_gone 1", "node_launched 2"],
+        ),
+        ("no longer needed, and over", unneeded(), vec![old(), ended(seen(2, "i2"))], vec!["node_gone 1"]),
+        (
+            "the launch was given up",
+            refused(),
+            vec![old(), seen(2, "i2")],
+            vec!["node_orphaned 2", "node_gone 1"],
+        ),
+        (
+            "given up, and there are two",
+            refused(),
+            vec![old(), seen(2, "i2"), seen(2, "i3")],
+            vec!["node_orphaned 2", "node_orphaned 3", "node_gone 1"],
+        ),
+        (
+            "another one with the key of a node",
+            Running::start(job("a")),
+            vec![seen(1, "i"), seen(1, "i5")],
+            vec!["node_orphaned 2"],
+        ),
+        ("another one than the node had", gone(), vec![seen(1, "i5")], vec!["node_orphaned 2"]),
+        ("nobody asked for it", unneeded(), vec![old(), stranger()], vec!["node_orphaned 3", "node_gone 1"]),
+    ];
+    for (what, world, instances, told) in cases {
+        assert_eq!(news(&world, Span::ZERO, &instances), told, "{what}");
+    }
+}
+
+/// What a list of this age says that is new, as kinds of facts and numbers of nodes.
+fn news(world: &Running, age: Span, instances: &[InstanceSeen]) -> Vec<String> {
+    let list = Input::Instances { asked_at: world.at + age, instances: instances.to_vec() };
+    let facts = world.decided(&list).into_iter().map(|event| serde_json::to_value(&event.fact).unwrap());
+    let nodes = facts.filter(|fact| fact["fact"].as_str().unwrap().starts_with("node_"));
+    nodes.map(|fact| format!("{} {}", fact["fact"].as_str().unwrap(), fact["node"])).collect()
+}
+
+/// An instance of the node with this number, as a cloud lists it.
+fn seen(node: u64, instance: &str) -> InstanceSeen {
+    InstanceSeen {
+        instance: InstanceId(instance.into()),
+        key: EffectKey(format!("k{node}")),
+        node: Some(NodeId(node)),
         pool: POOL.parse().unwrap(),
-        launched_at: gone.at,
+        launched_at: Timestamp(1_000_000),
         gone: None,
         gone_at: None,
-    };
-    let cases = [
-        ("a node that is not in it has died", Running::start(job("train")), vec![]),
-        ("a launch that it does not show was never made", unneeded, vec![]),
-        ("an instance that it still shows was given up too early", gone, vec![seen]),
-    ];
-    for (what, world, instances) in cases {
-        let list = |age: Span| {
-            let instances = instances.clone();
-            world.decided(&Input::Instances { asked_at: world.at + age, instances })
-        };
-        assert_eq!(list(lag), [], "{what}: the list may be older than it");
-        assert!(!list(lag + Span(1)).is_empty(), "{what}");
     }
 }
 
@@ -102,6 +164,13 @@ fn asked_for() -> Running {
     let mut world = Running::start(job("train"));
     world.input(Input::LeaseExpired { node: NODE });
     world.node = world.place(Generation(2), false);
+    world
+}
+
+/// The same after a cancel: the node is no longer needed.
+fn unneeded() -> Running {
+    let mut world = asked_for();
+    world.input(Input::Cancel { job: JobId(1) });
     world
 }
 
