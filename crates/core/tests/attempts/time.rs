@@ -43,6 +43,18 @@ fn a_pool_rests_after_a_node_that_never_came_up_and_after_a_launch_that_nobody_a
 }
 
 #[test]
+fn a_node_that_is_noticed_before_it_has_the_grant_is_not_waited_for() {
+    let mut world = Running::start(job("train"));
+    world.input(Input::LeaseExpired { node: NODE });
+    world.node = world.place(Generation(2), true);
+    let deadline = world.at + Span::secs(30);
+    world.report(Report::Noticed { deadline, source: "imds".into() });
+    world.input(Input::Tick);
+    let end = world.c.task(TASK).unwrap().attempts[1].end.clone();
+    assert_eq!(end, Some(AttemptEnd::Preempted { noticed: true }));
+}
+
+#[test]
 fn time_before_the_attempt_counts_towards_a_limit_of_running_time() {
     let mut world = Running::start(JobSpec { time_limit: Some(Span::secs(100)), ..job("train") });
     world.later(Span::secs(60));

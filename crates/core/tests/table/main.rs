@@ -166,6 +166,41 @@ fn the_situations_of_the_table_cover_all_phases() {
     }
 }
 
+#[test]
+fn what_a_user_asks_for_is_decided_by_the_phase() {
+    const NO: &[&str] = &[];
+    const STOP: &[&str] = &["stop_asked"];
+    // The command has not begun, or is over: there is nothing to wait for.
+    const STOP_NOW: &[&str] = &["stop_asked", "attempt_ended", "task_done"];
+    const UNNEEDED: &[&str] = &["stop_asked", "attempt_ended", "task_done", "node_ending"];
+    const DRILL: &[&str] = &["drill_asked"];
+    const OVER: &[&str] = &["task_done"];
+    let rows: [(Input, [&[&str]; 10]); 5] = [
+        (Input::Cancel { job: JOB }, [OVER, OVER, UNNEEDED, STOP_NOW, STOP, STOP, STOP, STOP, STOP_NOW, NO]),
+        (Input::Hold { job: JOB }, [NO, &["task_held"], NO, NO, NO, NO, NO, NO, NO, NO]),
+        (Input::Release { job: JOB }, [&["task_released"], NO, NO, NO, NO, NO, NO, NO, NO, NO]),
+        (Input::Requeue { job: JOB }, [NO, NO, NO, NO, STOP, STOP, NO, NO, NO, NO]),
+        (
+            Input::Drill { job: JOB, notice: Span::secs(30) },
+            [NO, NO, NO, DRILL, DRILL, DRILL, NO, NO, DRILL, NO],
+        ),
+    ];
+    for (at, (input, row)) in ALL.iter().flat_map(|at| rows.iter().map(move |row| (*at, row))) {
+        assert_eq!(decided(&cluster_at(at), input), row[at as usize], "{input:?} at {at:?}");
+    }
+    let submits = user_inputs().into_iter().filter(|input| matches!(input, Input::Submit { .. }));
+    let told: Vec<_> = submits.map(|input| decided(&cluster_at(At::Pending), &input)).collect();
+    assert_eq!(told, [vec![], vec!["job_submitted"], vec!["job_submitted", "task_held"]], "known, new, held");
+}
+
+/// The kinds of facts that follow from an input.
+fn decided(c: &Cluster, input: &Input) -> Vec<String> {
+    let events = decide(c, &Policies::default(), c.now, input);
+    let kind =
+        |event: &Event| serde_json::to_value(&event.fact).unwrap()["fact"].as_str().unwrap().to_owned();
+    events.iter().map(kind).collect()
+}
+
 /// What wakes the planner is exactly what can give a task its node. The exception is an unanswered drill's node: it is
 /// free again after a drill that failed, and the planner comes by itself soon enough.
 #[test]
