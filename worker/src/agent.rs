@@ -81,9 +81,7 @@ pub async fn run(config: Config) -> Result<Departure, WorkerError> {
     let mut signals =
         signal(SignalKind::terminate()).map_err(|e| WorkerError::system("listen for signals", e))?;
     let (terminate, terminated) = mpsc::channel(CHANNEL_MAX);
-    tokio::spawn(async move {
-        while signals.recv().await.is_some() && terminate.send(()).await.is_ok() {}
-    });
+    tokio::spawn(async move { while signals.recv().await.is_some() && terminate.send(()).await.is_ok() {} });
     run_in(config, Arc::new(Node), terminated).await
 }
 

@@ -419,6 +419,7 @@ impl Attempt {
             push,
             cwd: self.cwd.clone(),
             pace: pace_after(self.end, self.asked_to_end),
+            ended_at: self.end.map_or_else(now, |end| end.at),
             log: self.log.clone(),
             succeeded: !self.asked_to_end && self.end.is_some_and(|end| end.code == Some(0)),
             earlier: [self.push.take(), self.outputs.take()].into_iter().flatten().collect(),

@@ -33,4 +33,3 @@ impl AttemptId {
         (self.task, self.generation).into()
     }
 }
-

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use spotq_checkpoint::CheckpointError;
+use spotq_model::Timestamp;
 use spotq_proto::v1;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -46,6 +47,9 @@ pub struct LastPushes {
     /// Of the outputs.
     pub cwd: PathBuf,
     pub pace: Pace,
+    /// When the command ended. What was left alone until then was not being written; how long it has been left alone
+    /// since says nothing, however long earlier pushes take.
+    pub ended_at: Timestamp,
     pub log: LogWriter,
     /// The command ended well, and by itself.
     pub succeeded: bool,
@@ -79,7 +83,7 @@ impl Push {
     }
 
     /// After the end: what is complete and not held yet.
-    async fn last(&self, pace: Pace) -> Result<(), CheckpointError> {
+    async fn last(&self, pace: Pace, ended_at: Timestamp) -> Result<(), CheckpointError> {
         let looker = lock(&self.seen).saves.looker();
         let (looking, dir) = (looker.clone(), self.dir.clone());
         let Ok(look) = spotq_host::blocking(move || looking.look(&dir)).await else { return Ok(()) };
@@ -88,7 +92,7 @@ impl Push {
             seen.progress.look(now());
             // A look that was announced but failed to upload is looked at again; the store says if it holds it.
             seen.saves.forget_failed();
-            if seen.saves.judge(now(), pace, &look, || false).is_none() {
+            if seen.saves.judge(ended_at, pace, &look, || false).is_none() {
                 return Ok(());
             }
         }
@@ -161,7 +165,7 @@ impl LastPushes {
 
     async fn push(&self, part: Part) -> Result<(), CheckpointError> {
         match part {
-            Part::Checkpoint => self.push.last(self.pace).await,
+            Part::Checkpoint => self.push.last(self.pace, self.ended_at).await,
             Part::Outputs => self.push.uploads.push_outputs(&self.cwd).await,
         }
     }

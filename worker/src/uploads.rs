@@ -6,9 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use spotq_checkpoint::{
-    Action, CheckpointError, JobKey, PushRequest, Repository, Restore, Selection,
-};
+use spotq_checkpoint::{Action, CheckpointError, JobKey, PushRequest, Repository, Restore, Selection};
 use spotq_model::{CheckpointSpec, Generation, Profile, Span, Timestamp};
 use spotq_proto::v1;
 

@@ -265,11 +265,8 @@ pub(crate) fn gone(inner: &mut Inner, inst: usize, cause: GoneCause) {
     if inner.fault(loss) {
         inner.count(Count::NewsLost);
     } else {
-        let change = InstanceChange {
-            instance: id,
-            node: Some(number),
-            state: InstanceState::Gone { cause, at },
-        };
+        let change =
+            InstanceChange { instance: id, node: Some(number), state: InstanceState::Gone { cause, at } };
         // Nobody listening is fine: news are lossy by contract.
         let _ = inner.cloud.news.send(change);
     }
@@ -378,7 +375,11 @@ fn refusal(inner: &mut Inner, pool: Pool) -> Refusal {
         0 => {
             inner.count(Count::RefusedQuota);
             let (cloud, region, market) = (pool.cloud, pool.region, pool.market);
-            (RefusalKind::QuotaExceeded, Scope::RegionMarket { cloud, region, market }, "quota of this region")
+            (
+                RefusalKind::QuotaExceeded,
+                Scope::RegionMarket { cloud, region, market },
+                "quota of this region",
+            )
         }
         1 => (RefusalKind::PriceTooLow, Scope::Pool { pool }, "price above the offer"),
         2 => {

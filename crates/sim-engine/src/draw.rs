@@ -167,7 +167,8 @@ fn policies(rng: &mut Rng) -> Policies {
     let short_lived = rng.percent(30);
     Policies {
         nodes_max: rng.within(2, 6) as u32,
-        lease_ttl: Span::secs(rng.within(5, 12)),
+        // Longer than it takes a worker to notice that nobody answers any more.
+        lease_ttl: Span::secs(rng.within(13, 22)),
         launch_timeout: Span::secs(rng.within(15, 40)),
         list_lag: Span::secs(8),
         boot_timeout: Span::secs(rng.within(20, 40)),

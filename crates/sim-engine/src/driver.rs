@@ -21,16 +21,31 @@ pub(crate) enum Act {
     StartScheduler,
     KillScheduler,
     /// The machine boots, or its worker is started again.
-    Start { slot: usize },
+    Start {
+        slot: usize,
+    },
     /// The machine or its worker is no more. `silent`: nobody closes its connections.
-    Kill { slot: usize, silent: bool },
-    Hold { host: usize },
-    Partition { host: usize },
+    Kill {
+        slot: usize,
+        silent: bool,
+    },
+    Hold {
+        host: usize,
+    },
+    Partition {
+        host: usize,
+    },
     /// Nothing comes from the scheduler to the host.
-    CutTo { host: usize },
+    CutTo {
+        host: usize,
+    },
     /// Nothing comes from the host to the scheduler.
-    CutFrom { host: usize },
-    Repair { host: usize },
+    CutFrom {
+        host: usize,
+    },
+    Repair {
+        host: usize,
+    },
     LoseNothing,
 }
 

@@ -8,8 +8,8 @@ use std::task::{Context, Poll};
 use futures::Stream;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tonic::transport::server::Connected;
 use tonic::transport::Uri;
+use tonic::transport::server::Connected;
 use turmoil::net::{TcpListener, TcpStream};
 
 /// Where the scheduler listens.
@@ -58,7 +58,11 @@ impl Connected for Accepted {
 }
 
 impl AsyncRead for Accepted {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         Pin::new(&mut self.0).poll_read(cx, buf)
     }
 }

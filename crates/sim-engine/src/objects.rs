@@ -173,7 +173,8 @@ impl ObjectStore for SimObjects {
         let bytes: Vec<u8> = payload.iter().flat_map(|piece| piece.iter().copied()).collect();
         let result = self.store.put_opts(location, payload, opts).await;
         let inner = &mut *self.world.lock();
-        if let (true, true, Some((uuid, entry))) = (result.is_ok(), conditional, log_entry(location, &bytes)) {
+        if let (true, true, Some((uuid, entry))) = (result.is_ok(), conditional, log_entry(location, &bytes))
+        {
             Oracle::logged(inner, &uuid, &entry);
             inner.objects.logs.entry(uuid).or_default().push(entry);
         }

@@ -8,9 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures::FutureExt as _;
 use spotq_model::{Epoch, Version};
-use spotq_store::{
-    Appender, Appending, ArchiveEntry, MemStore, Recovered, Result, Store, StoreError,
-};
+use spotq_store::{Appender, Appending, ArchiveEntry, MemStore, Recovered, Result, Store, StoreError};
 use tokio::sync::Notify;
 
 use crate::counts::Count;

@@ -103,14 +103,14 @@ pub(crate) fn start(world: &World, inst: usize, launch: &Launch<'_>) -> Result<S
         let how = ended.await.unwrap_or(How::Signal(9));
         let at = spotq_host::now();
         match how {
-            How::Exit(code) => {
-                Ended::End(End { code: Some(code), signal: None, out_of_memory: false, at })
-            }
+            How::Exit(code) => Ended::End(End { code: Some(code), signal: None, out_of_memory: false, at }),
             How::Signal(signal) => {
                 Ended::End(End { code: None, signal: Some(signal), out_of_memory: false, at })
             }
             How::OutOfMemory => Ended::End(End { code: None, signal: Some(9), out_of_memory: true, at }),
-            How::NeverStarted => Ended::NotStarted { message: "cannot run `train`: command not found".into() },
+            How::NeverStarted => {
+                Ended::NotStarted { message: "cannot run `train`: command not found".into() }
+            }
         }
     };
     Ok(Started { pid: running.pid, processes: running, ended: ended.boxed(), pumps: Pumps::default() })
@@ -358,7 +358,8 @@ impl Command {
         let mut steps: Vec<u64> = Vec::new();
         for entry in fs::read_dir(&self.dir)? {
             let name = entry?.file_name().to_string_lossy().into_owned();
-            let step = name.strip_prefix("step-").and_then(|rest| rest.strip_suffix(".ckpt")?.parse::<u64>().ok());
+            let step =
+                name.strip_prefix("step-").and_then(|rest| rest.strip_suffix(".ckpt")?.parse::<u64>().ok());
             steps.extend(step.filter(|step| *step <= newest));
         }
         steps.sort_unstable();

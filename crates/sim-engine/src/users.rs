@@ -79,7 +79,8 @@ async fn watch(line: &mut Line, plan: usize, id: u32) {
         match line.call(async move |mut client| client.get(request).await).await {
             Ok(view) => {
                 if end.is_some() && end != view.outcome {
-                    let text = format!("job {id} of plan {plan} ended as {end:?}, and now {:?}", view.outcome);
+                    let text =
+                        format!("job {id} of plan {plan} ended as {end:?}, and now {:?}", view.outcome);
                     line.world.lock().violated("INV-11", text);
                 }
                 looks_after_end += u32::from(view.outcome.is_some());
