@@ -44,7 +44,7 @@ pub fn explain(
         })
         .collect();
     pools.sort_by(|a, b| match (&a.verdict, &b.verdict) {
-        (Ok(x), Ok(y)) => x.cmp(y),
+        (Ok(x), Ok(y)) => x.cmp(y).then_with(|| a.pool.cmp(&b.pool)),
         (Ok(_), Err(_)) => std::cmp::Ordering::Less,
         (Err(_), Ok(_)) => std::cmp::Ordering::Greater,
         // A pool that only rests comes before one that never fits.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use spotq_model::{NodeId, TaskId, Timestamp};
 
-use crate::state::{Cluster, Node, NodeState, Phase, Task};
+use crate::state::{Cluster, Job, Node, NodeState, Phase, QueueKey, Task};
 
 /// A broken invariant.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,19 +17,42 @@ pub struct Violation {
 #[must_use]
 pub fn check(c: &Cluster) -> Vec<Violation> {
     let mut found = Vec::new();
-    let queued: BTreeSet<TaskId> = c.queue.iter().map(|key| key.task).collect();
-    for task in c.jobs.values().flat_map(|job| job.tasks.values()) {
-        check_generations(task, &mut found);
-        check_indexes(c, &queued, task, &mut found);
-        check_steps(task, &mut found);
+    for job in c.jobs.values() {
+        job.tasks.values().for_each(|task| check_task(c, job, task, &mut found));
     }
     for node in c.nodes.values() {
         check_node(c, node, &mut found);
         check_ledger(node, c.now, &mut found);
     }
+    check_queue(c, &mut found);
     check_launch_keys(c, &mut found);
     check_instances(c, &mut found);
     found
+}
+
+/// What does not hold of these tasks and nodes: all that an event about them can break, but for the order of the queue
+/// and what nodes share.
+#[must_use]
+pub fn check_part(c: &Cluster, tasks: &BTreeSet<TaskId>, nodes: &BTreeSet<NodeId>) -> Vec<Violation> {
+    let mut found = Vec::new();
+    for id in tasks {
+        if let Some((job, task)) = c.jobs.get(&id.job).and_then(|job| Some((job, job.tasks.get(&id.index)?)))
+        {
+            check_task(c, job, task, &mut found);
+        }
+    }
+    for node in nodes.iter().filter_map(|id| c.nodes.get(id)) {
+        check_node(c, node, &mut found);
+        check_ledger(node, c.now, &mut found);
+    }
+    found
+}
+
+fn check_task(c: &Cluster, job: &Job, task: &Task, found: &mut Vec<Violation>) {
+    check_generations(task, found);
+    check_indexes(c, job, task, found);
+    check_steps(task, found);
+    check_place(c, task, found);
 }
 
 /// INV-02: generations only go up, and at most the newest is under way.
@@ -46,14 +69,33 @@ fn check_generations(task: &Task, found: &mut Vec<Violation>) {
 }
 
 /// INV-11: a phase is exactly one, a done task has no attempt under way, the indexes agree with the phases.
-fn check_indexes(c: &Cluster, queued: &BTreeSet<TaskId>, task: &Task, found: &mut Vec<Violation>) {
+fn check_indexes(c: &Cluster, job: &Job, task: &Task, found: &mut Vec<Violation>) {
     let pending = matches!(task.phase, Phase::Pending { .. });
-    let queued = queued.contains(&task.id);
+    let queued = c.queue.contains(&QueueKey::of(job, task.id));
     let active = task.phase.node().is_some();
     let under_way = task.under_way().is_some();
     if pending != queued || active != c.active.contains(&task.id) || active != under_way {
         let text = format!("task {} is {} but its indexes say otherwise", task.id, task.phase.name());
         found.push(Violation { id: "INV-11", text });
+    }
+}
+
+/// INV-11: nothing stands in the queue but what waits, each once.
+fn check_queue(c: &Cluster, found: &mut Vec<Violation>) {
+    let waits = |id| c.task(id).is_some_and(|task| matches!(task.phase, Phase::Pending { .. }));
+    let mut seen = BTreeSet::new();
+    for key in c.queue.iter().filter(|key| !waits(key.task) || !seen.insert(key.task)) {
+        let text = format!("task {} is queued and does not wait, or is queued twice", key.task);
+        found.push(Violation { id: "INV-11", text });
+    }
+}
+
+/// INV-03: no task is on a node that is gone.
+fn check_place(c: &Cluster, task: &Task, found: &mut Vec<Violation>) {
+    let Some(node) = task.phase.node().and_then(|id| c.nodes.get(&id)) else { return };
+    if node.state == NodeState::Gone {
+        let text = format!("task {} is on node {}, which is gone", task.id, node.id);
+        found.push(Violation { id: "INV-03", text });
     }
 }
 
@@ -96,15 +138,6 @@ fn check_node(c: &Cluster, node: &Node, found: &mut Vec<Violation>) {
             id: "INV-03",
             text: format!("node {} is free but nobody will end it", node.id),
         });
-    }
-    for task in c.active.iter().filter_map(|id| c.task(*id)) {
-        let lost = task.phase.node() == Some(node.id) && !alive;
-        if lost {
-            found.push(Violation {
-                id: "INV-03",
-                text: format!("task {} is on node {}, which is gone", task.id, node.id),
-            });
-        }
     }
 }
 

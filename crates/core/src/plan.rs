@@ -280,8 +280,9 @@ fn best_offer<'a>(
     let mut refusals = Vec::new();
     let mut best: Option<(Score, &'a Offer)> = None;
     for (offer, verdict) in verdicts {
+        let is_better = |score, (known, than): (Score, &Offer)| (score, &offer.pool) < (known, &than.pool);
         match verdict {
-            Ok(score) if best.as_ref().is_none_or(|(known, _)| score < *known) => best = Some((score, offer)),
+            Ok(score) if best.is_none_or(|best| is_better(score, best)) => best = Some((score, offer)),
             Ok(_) => {}
             Err(why) => refusals.push((why, offer)),
         }

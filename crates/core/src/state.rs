@@ -41,6 +41,14 @@ pub struct QueueKey {
     pub task: TaskId,
 }
 
+impl QueueKey {
+    /// Where `task` of `job` stands while it waits.
+    #[must_use]
+    pub fn of(job: &Job, task: TaskId) -> QueueKey {
+        QueueKey { priority: std::cmp::Reverse(job.spec.priority), submitted: job.submitted_at, task }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Job {
     pub id: JobId,

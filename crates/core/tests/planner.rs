@@ -38,6 +38,16 @@ fn expected_interruptions_count_as_money() {
 }
 
 #[test]
+fn equal_pools_go_by_name_in_whatever_order_they_are_offered() {
+    let (first, second) = (at(SPOT, "0.3"), at(OTHER_SPOT, "0.3"));
+    for market in [[first.clone(), second.clone()], [second, first]] {
+        assert_eq!(chosen(&[job("a")], &market), [SPOT]);
+        let told = explain(&waiting(&[job("a")]), &Policies::default(), NOW, &market, task(1)).unwrap();
+        assert_eq!(told.pools[0].pool.to_string(), SPOT);
+    }
+}
+
+#[test]
 fn spot_that_costs_as_much_as_on_demand_is_refused() {
     let dear = offer(SPOT, "0.90").on_demand("0.90").build();
     assert_eq!(chosen(&[job("a")], &[dear.clone(), at(ON_DEMAND, "0.90")]), [ON_DEMAND]);

@@ -278,8 +278,8 @@ impl Core {
         }
         self.plan_wanted |= !self.cluster.queue.is_empty() && self.planned.elapsed() >= REPLAN;
         self.maybe_plan();
-        // Asked beforehand, since looking for effects interrupts the flow of appends.
-        self.effects_wanted |= !due(&self.cluster, now()).is_empty();
+        // While something is in the air, effects interrupt the flow of appends, so they are looked for beforehand.
+        self.effects_wanted |= self.all_durable() || !due(&self.cluster, now()).is_empty();
         self.append();
     }
 

@@ -172,6 +172,76 @@ pub enum Fact {
     },
 }
 
+impl Fact {
+    /// The task that it is about.
+    #[must_use]
+    pub fn task(&self) -> Option<TaskId> {
+        match self {
+            Fact::JobSubmitted { job, .. } => Some(TaskId::only(*job)),
+            Fact::TaskHeld { task, .. }
+            | Fact::TaskReleased { task }
+            | Fact::TaskWaits { task, .. }
+            | Fact::AttemptPlaced { task, .. }
+            | Fact::AttemptAccepted { task, .. }
+            | Fact::AttemptRestored { task, .. }
+            | Fact::AttemptStarted { task, .. }
+            | Fact::AttemptProgressed { task, .. }
+            | Fact::CheckpointCommitted { task, .. }
+            | Fact::StopAsked { task, .. }
+            | Fact::AttemptExited { task, .. }
+            | Fact::AttemptEnded { task, .. }
+            | Fact::TaskDone { task, .. } => Some(*task),
+            Fact::NodeRequested { .. }
+            | Fact::NodeLaunched { .. }
+            | Fact::NodeRefused { .. }
+            | Fact::NodeJoined { .. }
+            | Fact::NodeNoticed { .. }
+            | Fact::NoticeWithdrawn { .. }
+            | Fact::NodeEnding { .. }
+            | Fact::NodeGone { .. }
+            | Fact::NodeOrphaned { .. }
+            | Fact::NodeRepriced { .. }
+            | Fact::DrillAsked { .. }
+            | Fact::DrillAnswered { .. }
+            | Fact::PoolCooled { .. } => None,
+        }
+    }
+
+    /// The node that it is about.
+    #[must_use]
+    pub fn node(&self) -> Option<NodeId> {
+        match self {
+            Fact::AttemptPlaced { node, .. }
+            | Fact::NodeRequested { node, .. }
+            | Fact::NodeLaunched { node, .. }
+            | Fact::NodeRefused { node, .. }
+            | Fact::NodeJoined { node }
+            | Fact::NodeNoticed { node, .. }
+            | Fact::NoticeWithdrawn { node }
+            | Fact::NodeEnding { node, .. }
+            | Fact::NodeGone { node, .. }
+            | Fact::NodeOrphaned { node, .. }
+            | Fact::NodeRepriced { node, .. }
+            | Fact::DrillAsked { node, .. }
+            | Fact::DrillAnswered { node, .. } => Some(*node),
+            Fact::JobSubmitted { .. }
+            | Fact::TaskHeld { .. }
+            | Fact::TaskReleased { .. }
+            | Fact::TaskWaits { .. }
+            | Fact::AttemptAccepted { .. }
+            | Fact::AttemptRestored { .. }
+            | Fact::AttemptStarted { .. }
+            | Fact::AttemptProgressed { .. }
+            | Fact::CheckpointCommitted { .. }
+            | Fact::StopAsked { .. }
+            | Fact::AttemptExited { .. }
+            | Fact::AttemptEnded { .. }
+            | Fact::TaskDone { .. }
+            | Fact::PoolCooled { .. } => None,
+        }
+    }
+}
+
 /// Why a running attempt is stopped by us.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

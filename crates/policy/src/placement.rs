@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use spotq_model::{
-    Choice, JobSpec, Market, Offer, PlacementPolicy, Pool, RefusalKind, Span, Timestamp, UsdPerHour,
+    Choice, JobSpec, Market, Offer, PlacementPolicy, RefusalKind, Span, Timestamp, UsdPerHour,
 };
 
 /// Why a pool is not used for a task.
@@ -69,15 +69,15 @@ impl fmt::Display for WhyNot {
 }
 
 /// Lower is better. The order of the fields is the policy: first the market that the job prefers, then what an hour
-/// costs with its expected interruptions, then fewer interruptions; the pool's name makes ties stable.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+/// costs with its expected interruptions, then fewer interruptions. Equal ones go by the name of the pool, so that the
+/// same offers always give the same choice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Score {
     /// 0 for the preferred market, 1 for the fall-back.
     pub fall_back: u8,
     /// Nano-dollars for an hour of work, the time lost to expected interruptions included.
     pub expected_per_hour: i64,
     pub interruptions_per_hour_ppm: u64,
-    pub pool: Pool,
 }
 
 const PPM: i128 = 1_000_000;
@@ -100,7 +100,6 @@ pub fn score(spec: &JobSpec, offer: &Offer, restart_overhead: Span) -> Result<Sc
         fall_back,
         expected_per_hour: i64::try_from(expected).unwrap_or(i64::MAX),
         interruptions_per_hour_ppm: offer.interruptions_per_hour_ppm,
-        pool: offer.pool.clone(),
     })
 }
 

@@ -16,7 +16,6 @@ mod oracle;
 mod rng;
 mod scheduler;
 mod store;
-mod touched;
 mod trace;
 mod users;
 mod worker;

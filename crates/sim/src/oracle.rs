@@ -14,7 +14,6 @@ use crate::counts::Count;
 use crate::draw::MARKER;
 use crate::objects::Objects;
 use crate::scheduler::Grant;
-use crate::touched::{node_of, part_of, task_of};
 use crate::world::World;
 
 /// An instance to which no durable state refers is found and ended within this time, once faults have stopped: two
@@ -76,15 +75,14 @@ impl Oracle {
         let oracle = &mut world.oracle;
         let tasks = std::mem::take(&mut oracle.touched_tasks);
         let nodes = std::mem::take(&mut oracle.touched_nodes);
-        let part = part_of(&oracle.shadow, &tasks, &nodes);
-        if let Some(broken) = invariants::check(&part).into_iter().next() {
+        let (tasks, nodes) = with_partners(&oracle.shadow, tasks, nodes);
+        if let Some(broken) = invariants::check_part(&oracle.shadow, &tasks, &nodes).into_iter().next() {
             world.violated(broken.id, broken.text);
         }
-        for task in part.jobs.values().flat_map(|job| job.tasks.values()) {
-            check_wait(world, task);
-        }
-        for node in part.nodes.values() {
-            check_bill(world, node);
+        let found: Vec<_> = tasks.iter().filter_map(|id| wait_without_reason(world, *id)).collect();
+        let bills = nodes.iter().filter_map(|id| wrong_bill(world, *id));
+        if let Some((id, text)) = found.into_iter().chain(bills).next() {
+            world.violated(id, text);
         }
         if world.oracle.unchecked >= FULL_CHECK_EVERY {
             full_check(world);
@@ -292,7 +290,7 @@ fn before(world: &mut World, event: &Event) {
         }
         _ => {}
     }
-    if let Some(task) = task_of(&event.fact)
+    if let Some(task) = event.fact.task()
         && world.oracle.done.contains(&task)
     {
         world.violated("INV-11", format!("after the end of task {task}: {:?}", event.fact));
@@ -331,10 +329,10 @@ fn watch(world: &mut World, event: &Event) {
     watch_task(world, at, &event.fact);
     watch_checkpoints(world, &event.fact);
     watch_node(world, at, &event.fact);
-    if let Some(task) = task_of(&event.fact) {
+    if let Some(task) = event.fact.task() {
         world.oracle.touched_tasks.insert(task);
     }
-    if let Some(node) = node_of(&event.fact) {
+    if let Some(node) = event.fact.node() {
         world.oracle.touched_nodes.insert(node);
     }
 }
@@ -461,33 +459,42 @@ fn check_lifetime(world: &mut World, id: NodeId) {
     }
 }
 
+/// The tasks and the nodes that these are tied to: a node of a task, the task of a node.
+fn with_partners(
+    c: &Cluster,
+    mut tasks: BTreeSet<TaskId>,
+    mut nodes: BTreeSet<NodeId>,
+) -> (BTreeSet<TaskId>, BTreeSet<NodeId>) {
+    nodes.extend(tasks.iter().filter_map(|id| Some(c.task(*id)?.attempts.last()?.node)));
+    tasks.extend(nodes.iter().filter_map(|id| Some(c.nodes.get(id)?.holder?.0)));
+    (tasks, nodes)
+}
+
 /// INV-11: every pending second has a reason.
-fn check_wait(world: &mut World, task: &spotq_core::Task) {
+fn wait_without_reason(world: &World, id: TaskId) -> Option<(&'static str, String)> {
+    let task = world.oracle.shadow.task(id)?;
     let now = world.oracle.shadow.now;
-    let (since, before) = world.oracle.waits.get(&task.id).copied().unwrap_or_default();
+    let (since, before) = world.oracle.waits.get(&id).copied().unwrap_or_default();
     let current = since.map_or(Span::ZERO, |since| now.since(since));
     let known: Span = task.waited.values().copied().sum();
     let open = match task.phase {
         Phase::Pending { .. } => now.since(task.phase_since),
         _ => Span::ZERO,
     };
-    if known + open != before + current {
-        world.violated("INV-11", format!("pending time of task {} has no reason", task.id));
-    }
+    (known + open != before + current).then(|| ("INV-11", format!("pending time of task {id} has no reason")))
 }
 
 /// INV-09: the ledger is what the events say.
-fn check_bill(world: &mut World, node: &Node) {
+fn wrong_bill(world: &World, id: NodeId) -> Option<(&'static str, String)> {
+    let node = world.oracle.shadow.nodes.get(&id)?;
     let now = world.oracle.shadow.now;
     let total: Usd = node.ledger.segments.iter().map(|s| s.amount_at(now)).sum();
-    let bill = world.oracle.bills.get(&node.id).map_or(&[][..], Vec::as_slice);
+    let bill = world.oracle.bills.get(&id).map_or(&[][..], Vec::as_slice);
     let ends = bill.iter().skip(1).map(|(from, _)| *from).chain([now]);
     let pieces = bill.iter().zip(ends);
     let expected: Usd =
         pieces.filter_map(|((from, price), end)| Some(price.as_ref()?.cost(end.since(*from)))).sum();
-    if total != expected {
-        world.violated("INV-09", format!("node {} costs {total}, its events say {expected}", node.id));
-    }
+    (total != expected).then(|| ("INV-09", format!("node {id} costs {total}, its events say {expected}")))
 }
 
 /// INV-09: what the tasks cost is what their nodes cost.

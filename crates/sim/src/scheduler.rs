@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use spotq_core::{Cluster, NodeState, apply, decide, is_current, owes_effects, replay, wakes_planner};
+use spotq_core::{Cluster, NodeState, apply, decide, due, is_current, owes_effects, replay, wakes_planner};
 use spotq_model::{
     Epoch, Event, Generation, Input, JobId, NodeId, Offer, Report, StopWhy, TaskId, Timestamp,
 };
@@ -259,7 +259,6 @@ impl World {
             let busy = !core.c.live.is_empty() || !core.c.queue.is_empty();
             let period = world.d.tick_ms * if busy { 1 } else { IDLE_TICKS };
             world.after(period, Ev::Tick { proc: who.0, inc: who.1 });
-            core.effects_wanted = true;
             if core.in_air >= APPENDS_MAX {
                 return Ok(());
             }
@@ -270,6 +269,9 @@ impl World {
             }
             core.plan_wanted |= !core.c.queue.is_empty();
             world.maybe_plan(who, core, &mut events);
+            // As in the engine: while something is in the air, effects would interrupt the flow of appends.
+            let all_durable = core.in_air == 0 && events.is_empty();
+            core.effects_wanted |= all_durable || !due(&core.c, world.clock(who.0)).is_empty();
             world.append(who, core, events)
         });
     }

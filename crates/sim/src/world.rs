@@ -76,7 +76,7 @@ pub(crate) struct World {
     pub d: Drawn,
     /// Milliseconds since the Unix epoch, as nobody's clock shows them.
     pub t: u64,
-    to_come: BinaryHeap<Reverse<Due>>,
+    to_come: ToCome,
     next: u64,
     /// Faults have stopped.
     pub calm: bool,
@@ -95,30 +95,29 @@ pub(crate) struct World {
     pub trace: Trace,
 }
 
-#[derive(Debug)]
-struct Due {
-    at: u64,
-    order: u64,
-    ev: Ev,
+/// What is going to happen, by time and then in the order in which it was caused.
+#[derive(Debug, Default)]
+struct ToCome {
+    /// When, in which order, and its place in `events`: small, since a heap moves its entries about.
+    order: BinaryHeap<Reverse<(u64, u64, usize)>>,
+    events: Vec<Option<Ev>>,
+    free: Vec<usize>,
 }
 
-impl PartialEq for Due {
-    fn eq(&self, other: &Self) -> bool {
-        self.order == other.order
+impl ToCome {
+    fn push(&mut self, at: u64, order: u64, ev: Ev) {
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.events.push(None);
+            self.events.len() - 1
+        });
+        self.events[place] = Some(ev);
+        self.order.push(Reverse((at, order, place)));
     }
-}
 
-impl Eq for Due {}
-
-impl PartialOrd for Due {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Due {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.at, self.order).cmp(&(other.at, other.order))
+    fn pop(&mut self) -> Option<(u64, Ev)> {
+        let Reverse((at, _, place)) = self.order.pop()?;
+        self.free.push(place);
+        self.events[place].take().map(|ev| (at, ev))
     }
 }
 
@@ -133,7 +132,7 @@ impl World {
             rng,
             d,
             t: START,
-            to_come: BinaryHeap::new(),
+            to_come: ToCome::default(),
             next: 0,
             calm: false,
             calm_from: u64::MAX,
@@ -176,7 +175,7 @@ impl World {
 
     pub(crate) fn at(&mut self, at: u64, ev: Ev) {
         self.next += 1;
-        self.to_come.push(Reverse(Due { at: at.max(self.t), order: self.next, ev }));
+        self.to_come.push(at.max(self.t), self.next, ev);
     }
 
     pub(crate) fn after(&mut self, delay: u64, ev: Ev) {
@@ -193,10 +192,10 @@ impl World {
 
     pub(crate) fn run(mut self) -> Run {
         while self.violation.is_none() {
-            let Some(Reverse(due)) = self.to_come.pop() else { break };
-            self.t = due.at;
-            self.trace.step(self.t, &due.ev);
-            self.happens(due.ev);
+            let Some((at, ev)) = self.to_come.pop() else { break };
+            self.t = at;
+            self.trace.step(self.t, &ev);
+            self.happens(ev);
             if self.calm && self.over() {
                 break;
             }
@@ -349,12 +348,12 @@ impl World {
     /// Nothing is left to do, and nobody pays.
     fn over(&self) -> bool {
         let c = &self.oracle.shadow;
-        let answered = self.d.jobs.iter().all(|job| job.answered.is_some());
-        answered
-            && c.jobs.len() == self.d.jobs.len()
-            && c.queue.is_empty()
+        // Asked at every step, so what is seldom true comes first.
+        c.live.is_empty()
             && c.active.is_empty()
-            && c.live.is_empty()
+            && c.queue.is_empty()
+            && c.jobs.len() == self.d.jobs.len()
+            && self.d.jobs.iter().all(|job| job.answered.is_some())
             && c.jobs.values().all(|job| job.tasks.values().all(|task| task.is_done()))
             && self.cloud.insts.iter().all(|inst| !inst.is_up())
             && self.procs[self.leader].core.as_ref().is_some_and(|core| core.is_settled())

@@ -14,7 +14,7 @@ pub(super) fn place(
     generation: Generation,
     node_id: NodeId,
 ) -> Applied {
-    in_phase(c, id, &["pending"])?;
+    in_phase(c, id, |phase| matches!(phase, Phase::Pending { .. }))?;
     let task = c.task(id).ok_or_else(|| unknown_task(id))?;
     if generation < task.next_generation() {
         return Err(format!("generation {generation} is not above {}", task.generation.max(task.floor)));
@@ -61,7 +61,7 @@ pub(super) fn place(
 pub(super) fn apply_attempt(c: &mut Cluster, at: Timestamp, fact: &Fact) -> Applied {
     match fact {
         Fact::AttemptAccepted { task, generation } => {
-            in_phase(c, *task, &["provisioning"])?;
+            in_phase(c, *task, |phase| matches!(phase, Phase::Provisioning { .. }))?;
             let attempt = attempt_mut(c, *task, *generation)?;
             attempt.accepted_at = Some(at);
             let node = attempt.node;
@@ -75,7 +75,7 @@ pub(super) fn apply_attempt(c: &mut Cluster, at: Timestamp, fact: &Fact) -> Appl
             Ok(())
         }
         Fact::AttemptRestored { task, generation, from, fell_back } => {
-            in_phase(c, *task, &["restoring", "draining"])?;
+            in_phase(c, *task, |phase| matches!(phase, Phase::Restoring { .. } | Phase::Draining { .. }))?;
             let attempt = not_started(c, *task, *generation)?;
             attempt.resumed.clone_from(from);
             attempt.fell_back = attempt.fell_back.max(*fell_back);
@@ -86,7 +86,7 @@ pub(super) fn apply_attempt(c: &mut Cluster, at: Timestamp, fact: &Fact) -> Appl
             Ok(())
         }
         Fact::AttemptStarted { task, generation } => {
-            in_phase(c, *task, &["restoring", "draining"])?;
+            in_phase(c, *task, |phase| matches!(phase, Phase::Restoring { .. } | Phase::Draining { .. }))?;
             let attempt = not_started(c, *task, *generation)?;
             attempt.started_at = Some(at);
             let node = attempt.node;
@@ -96,7 +96,15 @@ pub(super) fn apply_attempt(c: &mut Cluster, at: Timestamp, fact: &Fact) -> Appl
             Ok(())
         }
         Fact::AttemptProgressed { task, generation, progress } => {
-            in_phase(c, *task, &["restoring", "running", "draining", "completing"])?;
+            in_phase(c, *task, |phase| {
+                matches!(
+                    phase,
+                    Phase::Restoring { .. }
+                        | Phase::Running { .. }
+                        | Phase::Draining { .. }
+                        | Phase::Completing { .. }
+                )
+            })?;
             let attempt = attempt_mut(c, *task, *generation)?;
             attempt.progress = Some(*progress);
             attempt.progress_at = Some(at);
@@ -110,7 +118,7 @@ pub(super) fn apply_attempt(c: &mut Cluster, at: Timestamp, fact: &Fact) -> Appl
             ask_stop(c, at, (*task, *generation), *why, *deadline)
         }
         Fact::AttemptExited { task, generation, exit, until } => {
-            in_phase(c, *task, &["restoring", "running"])?;
+            in_phase(c, *task, |phase| matches!(phase, Phase::Restoring { .. } | Phase::Running { .. }))?;
             let attempt = attempt_mut(c, *task, *generation)?;
             attempt.held_exit = Some(exit.clone());
             let node = attempt.node;
@@ -122,7 +130,15 @@ pub(super) fn apply_attempt(c: &mut Cluster, at: Timestamp, fact: &Fact) -> Appl
 }
 
 fn commit(c: &mut Cluster, id: TaskId, generation: Generation, checkpoint: &Checkpoint) -> Applied {
-    in_phase(c, id, &["restoring", "running", "draining", "completing"])?;
+    in_phase(c, id, |phase| {
+        matches!(
+            phase,
+            Phase::Restoring { .. }
+                | Phase::Running { .. }
+                | Phase::Draining { .. }
+                | Phase::Completing { .. }
+        )
+    })?;
     attempt_mut(c, id, generation)?;
     let task = task_mut(c, id)?;
     if task.checkpoint.as_ref().is_some_and(|known| known.log_sequence >= checkpoint.log_sequence) {
@@ -147,7 +163,16 @@ fn ask_stop(
     why: StopWhy,
     deadline: Timestamp,
 ) -> Applied {
-    in_phase(c, id, &["provisioning", "restoring", "running", "draining", "completing"])?;
+    in_phase(c, id, |phase| {
+        matches!(
+            phase,
+            Phase::Provisioning { .. }
+                | Phase::Restoring { .. }
+                | Phase::Running { .. }
+                | Phase::Draining { .. }
+                | Phase::Completing { .. }
+        )
+    })?;
     let attempt = attempt_mut(c, id, generation)?;
     // A user's cancel overrides every other stop; nothing overrides a cancel.
     if attempt.stop.is_some_and(|stop| stop.why == StopWhy::Cancel || why != StopWhy::Cancel) {

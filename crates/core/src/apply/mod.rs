@@ -5,7 +5,6 @@
 mod attempt;
 mod node;
 
-use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -118,7 +117,7 @@ fn submit(c: &mut Cluster, at: Timestamp, id: JobId, uuid: &str, key: &str, spec
         submitted_at: at,
         tasks: BTreeMap::from([(0, Arc::new(task))]),
     };
-    c.queue.insert(queue_key(&job, task_id));
+    c.queue.insert(QueueKey::of(&job, task_id));
     c.by_client_key.insert(key, id);
     c.jobs.insert(id, Arc::new(job));
     Ok(())
@@ -131,17 +130,17 @@ fn submit(c: &mut Cluster, at: Timestamp, id: JobId, uuid: &str, key: &str, spec
 fn apply_task(c: &mut Cluster, at: Timestamp, fact: &Fact) -> Applied {
     match fact {
         Fact::TaskHeld { task, reason } => {
-            in_phase(c, *task, &["pending"])?;
+            in_phase(c, *task, |phase| matches!(phase, Phase::Pending { .. }))?;
             set_phase(c, at, *task, Phase::Held { reason: reason.clone() });
             Ok(())
         }
         Fact::TaskReleased { task } => {
-            in_phase(c, *task, &["held"])?;
+            in_phase(c, *task, |phase| matches!(phase, Phase::Held { .. }))?;
             set_phase(c, at, *task, Phase::Pending { reason: WaitReason::Queued, next_try: at });
             Ok(())
         }
         Fact::TaskWaits { task, reason, next_try } => {
-            in_phase(c, *task, &["pending"])?;
+            in_phase(c, *task, |phase| matches!(phase, Phase::Pending { .. }))?;
             set_phase(c, at, *task, Phase::Pending { reason: reason.clone(), next_try: *next_try });
             Ok(())
         }
@@ -151,7 +150,7 @@ fn apply_task(c: &mut Cluster, at: Timestamp, fact: &Fact) -> Applied {
 }
 
 fn finish(c: &mut Cluster, at: Timestamp, id: TaskId, outcome: &Outcome) -> Applied {
-    in_phase(c, id, &["held", "pending"])?;
+    in_phase(c, id, |phase| matches!(phase, Phase::Held { .. } | Phase::Pending { .. }))?;
     set_phase(c, at, id, Phase::Done { outcome: outcome.clone() });
     Ok(())
 }
@@ -177,7 +176,7 @@ fn cool(
 /// Sets the phase and keeps the queue, the active set and the waiting times true to it.
 fn set_phase(c: &mut Cluster, at: Timestamp, id: TaskId, phase: Phase) {
     let Some(job) = c.jobs.get(&id.job) else { return };
-    let key = queue_key(job, id);
+    let key = QueueKey::of(job, id);
     let Ok(task) = task_mut(c, id) else { return };
     if let Phase::Pending { reason, .. } = &task.phase {
         let waited = at.since(task.phase_since);
@@ -213,14 +212,9 @@ fn wait_name(reason: &WaitReason) -> &'static str {
     }
 }
 
-fn queue_key(job: &Job, task: TaskId) -> QueueKey {
-    QueueKey { priority: Reverse(job.spec.priority), submitted: job.submitted_at, task }
-}
-
-fn in_phase(c: &Cluster, id: TaskId, allowed: &[&str]) -> Applied {
+fn in_phase(c: &Cluster, id: TaskId, allowed: impl Fn(&Phase) -> bool) -> Applied {
     let task = c.task(id).ok_or_else(|| unknown_task(id))?;
-    let name = task.phase.name();
-    if allowed.contains(&name) { Ok(()) } else { Err(format!("task {id} is {name}")) }
+    if allowed(&task.phase) { Ok(()) } else { Err(format!("task {id} is {}", task.phase.name())) }
 }
 
 fn task_mut(c: &mut Cluster, id: TaskId) -> Result<&mut Task, String> {

@@ -224,7 +224,7 @@ impl World {
     pub fn check_ends(&self) {
         let mut ended = std::collections::BTreeSet::new();
         for event in &self.core.log {
-            if let Some(task) = task_of(&event.fact) {
+            if let Some(task) = event.fact.task() {
                 assert!(!ended.contains(&task), "INV-11: after the end of task {task}: {event:?}");
                 if matches!(event.fact, Fact::TaskDone { .. }) {
                     ended.insert(task);
@@ -235,25 +235,6 @@ impl World {
             self.core.cluster.task(key.task).is_some_and(|task| matches!(task.phase, Phase::Pending { .. }))
         });
         assert!(pending_is_queued, "the queue holds a task that does not wait");
-    }
-}
-
-fn task_of(fact: &Fact) -> Option<TaskId> {
-    match fact {
-        Fact::TaskHeld { task, .. }
-        | Fact::TaskReleased { task }
-        | Fact::TaskWaits { task, .. }
-        | Fact::AttemptPlaced { task, .. }
-        | Fact::AttemptAccepted { task, .. }
-        | Fact::AttemptRestored { task, .. }
-        | Fact::AttemptStarted { task, .. }
-        | Fact::AttemptProgressed { task, .. }
-        | Fact::CheckpointCommitted { task, .. }
-        | Fact::StopAsked { task, .. }
-        | Fact::AttemptExited { task, .. }
-        | Fact::AttemptEnded { task, .. }
-        | Fact::TaskDone { task, .. } => Some(*task),
-        _ => None,
     }
 }
 

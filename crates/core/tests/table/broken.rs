@@ -1,8 +1,9 @@
 //! The check of the invariants finds what is broken on purpose, names it by its id, and stays silent where nothing is.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use spotq_core::{Cluster, Node, NodeState, Phase, Task, invariants};
+use spotq_core::{Cluster, Node, NodeState, Phase, QueueKey, Task, invariants};
 use spotq_model::{
     AttemptEnd, EffectKey, Fact, Generation, HoldReason, InstanceId, NodeId, Span, TaskId, Timestamp, Usd,
 };
@@ -19,11 +20,28 @@ type Broken = (&'static str, (&'static str, &'static str), Change);
 
 #[test]
 fn each_broken_invariant_is_found_under_its_id() {
-    let tables = [&TASKS[..], &CHECKPOINTS[..], &NODES[..], &LEDGERS[..]];
+    let tables = [&TASKS[..], &CHECKPOINTS[..], &NODES[..], &LEDGERS[..], &SHARED[..]];
     for (wrong, (id, text), make_wrong) in tables.into_iter().flatten() {
         let mut c = sound();
         make_wrong(&mut c);
         let found = invariants::check(&c);
+        let told = found.iter().any(|violation| violation.id == *id && violation.text.contains(text));
+        assert!(told, "{wrong}: {found:?}");
+    }
+}
+
+/// A look at what an event touched finds there what a look at everything finds, but for what the whole shares.
+#[test]
+fn a_check_of_the_touched_part_finds_what_is_broken_in_it_and_nothing_elsewhere() {
+    for (wrong, (id, text), make_wrong) in TASKS.iter().chain(&CHECKPOINTS).chain(&NODES).chain(&LEDGERS) {
+        let mut c = sound();
+        let (tasks, nodes) = (BTreeSet::from([TASK]), c.nodes.keys().copied().collect());
+        let none = BTreeSet::new();
+        assert_eq!(invariants::check_part(&c, &tasks, &nodes), [], "before {wrong}");
+        make_wrong(&mut c);
+        let nowhere = invariants::check_part(&c, &none, &BTreeSet::new());
+        assert_eq!(nowhere, [], "{wrong}");
+        let found = invariants::check_part(&c, &tasks, &nodes);
         let told = found.iter().any(|violation| violation.id == *id && violation.text.contains(text));
         assert!(told, "{wrong}: {found:?}");
     }
@@ -81,7 +99,7 @@ const LOOKED_FOR: (&str, &str) = ("INV-03", "is not where it is looked for");
 const UNKNOWN_HOLDER: (&str, &str) = ("INV-03", "which does not know");
 const FREE: (&str, &str) = ("INV-03", "is free but nobody will end it");
 
-const NODES: [Broken; 11] = [
+const NODES: [Broken; 8] = [
     ("a node that is not among the live ones", LOOKED_FOR, |c| {
         c.live.remove(&IDLE);
     }),
@@ -102,6 +120,22 @@ const NODES: [Broken; 11] = [
         node(c, MINE).holder = None;
         node(c, MINE).state = NodeState::Gone;
         c.live.remove(&MINE);
+    }),
+];
+
+const QUEUE: (&str, &str) = ("INV-11", "task 1 is queued and does not wait, or is queued twice");
+
+/// What no single task or node can show.
+const SHARED: [Broken; 5] = [
+    ("a task in the queue that does not wait", QUEUE, |c| {
+        let mut waiting = c.clone();
+        waits(&mut waiting);
+        c.queue = waiting.queue;
+    }),
+    ("a waiting task twice in the queue", QUEUE, |c| {
+        waits(c);
+        let other = QueueKey { submitted: Timestamp(1), ..*c.queue.first().unwrap() };
+        c.queue.insert(other);
     }),
     ("two nodes with one launch key", ("INV-04", "node 2 has the launch key of another"), |c| {
         node(c, IDLE).key = EffectKey("k1".into());
