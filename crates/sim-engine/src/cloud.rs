@@ -51,7 +51,6 @@ pub(crate) struct Inst {
     pub bootstrap: Bootstrap,
     cluster: String,
     pub launched_at: u64,
-    pub expires_at: u64,
     pub state: InstanceState,
     /// Told to end and not gone yet.
     ending: bool,
@@ -67,8 +66,20 @@ pub(crate) struct Inst {
     pub touched: bool,
     /// Commands that run there: job and generation.
     pub commands: Vec<(u32, u64)>,
-    /// Steps that its notice left time for: name of the job, generation, step.
-    pub owed: Vec<(String, u64, u64)>,
+    /// Steps that its notice left time for.
+    pub owed: Vec<Owed>,
+    /// When a call of it to the checkpoint store last failed or was slow.
+    pub store_trouble_at: u64,
+}
+
+/// A step that is to be stored before its instance goes.
+#[derive(Debug, Clone)]
+pub(crate) struct Owed {
+    pub uuid: String,
+    pub generation: u64,
+    pub step: u64,
+    /// Since when.
+    pub since: u64,
 }
 
 impl Inst {
@@ -210,7 +221,7 @@ pub(crate) fn reclaim(inner: &mut Inner, inst: usize, notice: u64) {
     let deadline = t + notice;
     if notice > 0 {
         node.notice = Some(deadline);
-        let withdrawn = !inner.calm && inner.rng.percent(12);
+        let withdrawn = !inner.calm && inner.rng.percent(20);
         inner.count(Count::Notice);
         inner.say(|| format!("notice: i-{inst} has {notice} ms"));
         if withdrawn {
@@ -328,7 +339,6 @@ fn make(inner: &mut Inner, request: &LaunchRequest, slot: usize, expires_at: u64
         bootstrap: request.bootstrap.clone(),
         cluster: request.tags.get(TAG_CLUSTER).cloned().unwrap_or_default(),
         launched_at: inner.t,
-        expires_at,
         state: InstanceState::Pending,
         ending: false,
         slot,
@@ -338,6 +348,7 @@ fn make(inner: &mut Inner, request: &LaunchRequest, slot: usize, expires_at: u64
         touched: false,
         commands: Vec::new(),
         owed: Vec::new(),
+        store_trouble_at: 0,
     });
     inner.slots[slot].inst = Some(inst);
     inner.say(|| format!("launched: i-{inst} for node {} on host {slot}", request.node));

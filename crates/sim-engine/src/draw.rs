@@ -164,7 +164,7 @@ fn faults(rng: &mut Rng) -> Faults {
 }
 
 fn policies(rng: &mut Rng) -> Policies {
-    let short_lived = rng.percent(30);
+    let short_lived = rng.percent(40);
     Policies {
         nodes_max: rng.within(2, 6) as u32,
         // Longer than it takes a worker to notice that nobody answers any more.
@@ -173,12 +173,12 @@ fn policies(rng: &mut Rng) -> Policies {
         list_lag: Span::secs(8),
         boot_timeout: Span::secs(rng.within(20, 40)),
         idle_ttl: Span::secs(rng.within(1, 8)),
-        node_ttl: Span::secs(if short_lived { rng.within(40, 90) } else { 3600 }),
-        node_ttl_margin: Span::secs(15),
+        node_ttl: Span::secs(if short_lived { rng.within(20, 45) } else { 3600 }),
+        node_ttl_margin: Span::secs(3),
         drain_grace: Span::secs(3),
         preempted_cool_down: Span::secs(rng.within(2, 10)),
         back_off_max: Span::secs(8),
-        fruitless_losses_max: rng.within(3, 8) as u32,
+        fruitless_losses_max: rng.within(1, 6) as u32,
         progress_every: Span::secs(1),
         ..Policies::default()
     }
@@ -215,9 +215,9 @@ fn offers(rng: &mut Rng) -> Vec<Offer> {
 fn job(rng: &mut Rng, number: usize, safety_ms: u64) -> JobPlan {
     let submit_at = 500 + rng.below(safety_ms / 2);
     let steps = rng.within(5, 40);
-    let end = match rng.below(24) {
+    let end = match rng.below(20) {
         0 => End::Badly(1),
-        1 => *rng.pick(&[End::OutOfMemory, End::NeverStarts, End::Signal(11)]),
+        1 => *rng.pick(&[End::OutOfMemory, End::NeverStarts, End::Signal(11), End::Signal(9)]),
         _ => End::Well,
     };
     let style = *rng.pick(&[Style::Named, Style::Named, Style::OneName, Style::InPlace]);
@@ -299,7 +299,7 @@ fn spec(rng: &mut Rng, number: usize, style: Style, saves_on_signal: bool) -> Jo
         tags: std::collections::BTreeMap::new(),
         time_limit: rng.percent(8).then(|| Span::secs(rng.within(3, 20))),
         retry: Retry {
-            preemptions: rng.percent(10).then(|| rng.below(3) as u32),
+            preemptions: rng.percent(15).then(|| rng.below(2) as u32),
             failures: rng.below(4) as u32,
             exit_codes: Vec::new(),
         },

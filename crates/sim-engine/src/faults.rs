@@ -108,6 +108,7 @@ pub(crate) fn happens(inner: &mut Inner, ev: Ev) {
             inner.calm = true;
             inner.calm_from = inner.t;
             inner.say(|| "no more faults".into());
+            inner.skews.iter_mut().for_each(|skew| *skew = 0);
             inner.acts().push(Act::LoseNothing);
             (1..FIRST_NODE_HOST + SLOTS).for_each(|host| inner.acts().push(Act::Repair { host }));
         }

@@ -28,12 +28,9 @@ impl Logs {
         if !self.on {
             return work();
         }
-        let filter =
-            std::env::var("SIMLOG").ok().map(tracing_subscriber::EnvFilter::new).unwrap_or_else(|| {
-                tracing_subscriber::EnvFilter::new(
-                    "off,spotq_engine=debug,spotq_worker=debug,spotq_checkpoint=debug,spotq_core=debug",
-                )
-            });
+        let filter = tracing_subscriber::EnvFilter::new(
+            "off,spotq_engine=debug,spotq_worker=debug,spotq_checkpoint=debug,spotq_core=debug",
+        );
         let subscriber = tracing_subscriber::fmt()
             .with_env_filter(filter)
             .with_writer(self.clone())

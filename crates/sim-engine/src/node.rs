@@ -137,7 +137,7 @@ impl Surroundings for Around {
         _: &BTreeMap<String, String>,
     ) -> Result<Repository, CheckpointError> {
         let prefix = url.split_once("://").map_or(url, |(_, prefix)| prefix);
-        let store = SimObjects::new(&self.world);
+        let store = SimObjects::new(&self.world, self.inst);
         Ok(Repository::open(store, object_store::path::Path::from(prefix), key, Options::default()))
     }
 

@@ -77,13 +77,14 @@ impl Objects {
 #[derive(Debug)]
 pub(crate) struct SimObjects {
     world: World,
+    inst: usize,
     store: Arc<InMemory>,
 }
 
 impl SimObjects {
-    pub(crate) fn new(world: &World) -> Arc<SimObjects> {
+    pub(crate) fn new(world: &World, inst: usize) -> Arc<SimObjects> {
         let store = world.lock().objects.store.clone();
-        Arc::new(SimObjects { world: world.clone(), store })
+        Arc::new(SimObjects { world: world.clone(), inst, store })
     }
 
     /// A call is on its way; it may be slow, and it may fail.
@@ -93,7 +94,7 @@ impl SimObjects {
             let slow = inner.d.faults.objects_slow_ppm;
             let mut delay = inner.rng.within(0, 20);
             if inner.fault(slow) {
-                inner.count(Count::StoreSlow);
+                self.trouble(inner, Count::StoreSlow);
                 delay = inner.rng.within(100, 2500);
             }
             let ppm = fails(inner);
@@ -103,10 +104,16 @@ impl SimObjects {
             tokio::time::sleep(Duration::from_millis(delay)).await;
         }
         if failed {
-            self.world.lock().count(count);
+            self.trouble(&mut self.world.lock(), count);
             return Err(injected("the call was lost"));
         }
         Ok(())
+    }
+
+    fn trouble(&self, inner: &mut Inner, what: Count) {
+        inner.count(what);
+        let t = inner.t;
+        inner.cloud.insts[self.inst].store_trouble_at = t;
     }
 }
 
@@ -180,7 +187,7 @@ impl ObjectStore for SimObjects {
         }
         let unheard = inner.d.faults.put_fail_ppm;
         if inner.fault(unheard) {
-            inner.count(Count::PutUnheard);
+            self.trouble(inner, Count::PutUnheard);
             return Err(injected("the answer was lost"));
         }
         result
@@ -210,7 +217,7 @@ impl ObjectStore for SimObjects {
             inner.fault(ppm)
         };
         if fails {
-            self.world.lock().count(Count::GetFailed);
+            self.trouble(&mut self.world.lock(), Count::GetFailed);
             return futures::future::ready(Err(injected("the list was lost"))).into_stream().boxed();
         }
         self.store.list(prefix)

@@ -12,9 +12,10 @@ use spotq_model::{
 };
 use spotq_provider::LaunchRequest;
 
+use crate::cloud::Owed;
 use crate::counts::Count;
 use crate::draw::{MARKER, START};
-use crate::world::Inner;
+use crate::world::{FIRST_NODE_HOST, Inner};
 
 /// An instance to which no durable state refers is found and ended within this time, once faults have stopped.
 const ORPHAN_MAX: u64 = 60_000;
@@ -135,12 +136,24 @@ impl Oracle {
         }
     }
 
-    /// INV-07: what a notice left time for is saved before the instance goes.
+    /// INV-07: what a notice left time for is stored before the instance goes, whoever ends it.
     pub(crate) fn instance_ends(inner: &mut Inner, inst: usize, cause: GoneCause) {
-        if cause != GoneCause::Preempted {
-            return;
-        }
-        for (uuid, generation, step) in inner.cloud.insts[inst].owed.clone() {
+        let host = FIRST_NODE_HOST + inner.cloud.insts[inst].slot;
+        let trouble = inner.cloud.insts[inst].store_trouble_at;
+        for owed in inner.cloud.insts[inst].owed.clone() {
+            let c = &inner.oracle.shadow;
+            let job = c.jobs.values().find(|job| job.uuid == owed.uuid).map(|job| TaskId::only(job.id));
+            let mut attempts =
+                job.and_then(|task| c.task(task)).map(|task| task.attempts.iter()).into_iter().flatten();
+            let attempt = attempts.find(|attempt| attempt.generation.0 == owed.generation);
+            let drained =
+                matches!(attempt.and_then(|a| a.end.as_ref()), Some(AttemptEnd::Preempted { noticed: true }));
+            let excused = trouble >= owed.since || inner.skews[host] != 0;
+            if excused || cause != GoneCause::Preempted && !drained {
+                continue;
+            }
+            inner.count(Count::Owed);
+            let Owed { uuid, generation, step, .. } = owed;
             let log = inner.objects.logs.get(&uuid).map_or(&[][..], Vec::as_slice);
             let held = log.iter().any(|entry| {
                 entry.generation >= Generation(generation)
@@ -226,21 +239,14 @@ impl Oracle {
         }
     }
 
-    /// A command has saved since it was asked to. Where its notice leaves time, that is to be stored.
+    /// INV-07: a command has saved since it was asked to. Where its notice leaves time, that is to be stored.
     pub(crate) fn saved_on_signal(inner: &mut Inner, inst: usize, job: u32, generation: u64, step: u64) {
-        let faults = &inner.d.faults;
-        let excused = faults.put_fail_ppm > 0
-            || faults.get_fail_ppm > 0
-            || faults.objects_slow_ppm > 0
-            || inner.clocks_jump()
-            || step == 0;
         let node = &inner.cloud.insts[inst];
         let left = node.notice.map_or(0, |deadline| deadline.saturating_sub(inner.t));
         let Some(job) = inner.oracle.shadow.jobs.get(&JobId(job)) else { return };
-        if !excused && left >= OWED_AFTER_SAVE {
-            let owed = (job.uuid.clone(), generation, step);
+        if step > 0 && left >= OWED_AFTER_SAVE {
+            let owed = Owed { uuid: job.uuid.clone(), generation, step, since: inner.t };
             inner.cloud.insts[inst].owed.push(owed);
-            inner.count(Count::Owed);
         }
     }
 
