@@ -32,9 +32,9 @@ pub struct MutationsArgs {
     /// Only those whose names contain this
     #[arg(long, value_name = "TEXT")]
     pub only: Option<String>,
-    /// Seeds within which a bug must be found
-    #[arg(long, default_value_t = 2000)]
-    pub seeds: u64,
+    /// Seeds within which a bug must be found [default: 2000 of the core simulation, 500 of the engine simulation]
+    #[arg(long)]
+    pub seeds: Option<u64>,
     /// The workspace whose sources are copied [default: the one that this program was built in]
     #[arg(long, value_name = "DIR")]
     pub root: Option<PathBuf>,

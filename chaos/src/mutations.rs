@@ -1,5 +1,6 @@
-//! Proof that the simulation finds bugs: each patch in `chaos/mutations` is one deliberate bug. It is applied to a copy of
-//! the sources, the simulation is built from the copy, and must break an invariant within so many seeds.
+//! Proof that the simulations find bugs: each patch in `chaos/mutations` is one deliberate bug. It is applied to a copy of
+//! the sources, a simulation is built from the copy, and must break an invariant within so many seeds. Those of the
+//! engine and the worker, which the core simulation cannot see, have names that begin with `engine-`.
 //!
 //! Never touches the sources themselves: everything happens in `target/mutations`.
 
@@ -12,8 +13,21 @@ use anyhow::{Context as _, bail};
 
 use crate::cli::MutationsArgs;
 
-/// What the simulation is made of.
-const CRATES: [&str; 6] = ["model", "host", "policy", "core", "checkpoint", "sim"];
+/// What the core simulation is made of.
+const CORE: [&str; 6] =
+    ["crates/model", "crates/host", "crates/policy", "crates/core", "crates/checkpoint", "crates/sim"];
+/// And the engine simulation beside that.
+const ENGINE: [&str; 7] = [
+    "proto",
+    "crates/store",
+    "crates/provider",
+    "crates/finops",
+    "crates/engine",
+    "worker",
+    "crates/sim-engine",
+];
+/// Begins the names of patches that the engine simulation is to find.
+const ENGINE_PREFIX: &str = "engine-";
 /// The copy is text written by hand; more than this is a mistake.
 const COPY_BYTES_MAX: u64 = 8 << 20;
 
@@ -71,15 +85,59 @@ pub fn run(args: &MutationsArgs, tell: impl Fn(&Verdict)) -> anyhow::Result<Vec<
     }
     let mut verdicts = Vec::new();
     for path in patches {
-        let copy = scratch.join("src");
-        copy_sources(&root, &copy)?;
+        let which = Which::of(&path);
+        let copy = scratch.join(which.copy());
+        copy_sources(&root, &which.crates(), &copy)?;
         let patch = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
         apply(&copy, &patch).with_context(|| format!("{} does not fit", path.display()))?;
-        let outcome = simulate(&copy, &scratch.join("build"), args.seeds)?;
+        let seeds = args.seeds.unwrap_or(which.usual_seeds());
+        let outcome = simulate(which, &copy, &scratch.join("build"), seeds)?;
         verdicts.push(Verdict { name: name_of(&path), outcome });
         verdicts.last().into_iter().for_each(&tell);
     }
     Ok(verdicts)
+}
+
+/// Which simulation a patch is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Which {
+    Core,
+    Engine,
+}
+
+impl Which {
+    fn of(patch: &Path) -> Which {
+        if name_of(patch).starts_with(ENGINE_PREFIX) { Which::Engine } else { Which::Core }
+    }
+
+    /// Where its sources are copied to.
+    fn copy(self) -> &'static str {
+        match self {
+            Which::Core => "src",
+            Which::Engine => "src-engine",
+        }
+    }
+
+    fn crates(self) -> Vec<&'static str> {
+        match self {
+            Which::Core => CORE.to_vec(),
+            Which::Engine => [&CORE[..], &ENGINE[..]].concat(),
+        }
+    }
+
+    fn package(self) -> &'static str {
+        match self {
+            Which::Core => "spotq-sim",
+            Which::Engine => "spotq-sim-engine",
+        }
+    }
+
+    fn usual_seeds(self) -> u64 {
+        match self {
+            Which::Core => 2000,
+            Which::Engine => 500,
+        }
+    }
 }
 
 fn name_of(path: &Path) -> String {
@@ -88,29 +146,36 @@ fn name_of(path: &Path) -> String {
 
 /// A workspace of its own with what the simulation needs and nothing else, so that it builds fast. Files that are the
 /// same already stay as they are, and so does what was built from them.
-fn copy_sources(root: &Path, copy: &Path) -> anyhow::Result<()> {
+fn copy_sources(root: &Path, crates: &[&str], copy: &Path) -> anyhow::Result<()> {
     let mut budget = COPY_BYTES_MAX;
-    for name in CRATES {
-        let path = Path::new("crates").join(name);
+    for path in crates {
         copy_tree(&root.join(&path).join("src"), &copy.join(&path).join("src"), &mut budget)?;
-        let examples = root.join(&path).join("examples");
-        if examples.is_dir() {
-            copy_tree(&examples, &copy.join(&path).join("examples"), &mut budget)?;
+        // Beside its sources a crate may have examples, a build script and files of a wire format.
+        for beside in ["examples", "spotq"] {
+            if root.join(path).join(beside).is_dir() {
+                copy_tree(&root.join(path).join(beside), &copy.join(path).join(beside), &mut budget)?;
+            }
+        }
+        if root.join(path).join("build.rs").exists() {
+            write_if_other(&copy.join(path).join("build.rs"), &read(&root.join(path).join("build.rs"))?)?;
         }
         let manifest = read(&root.join(&path).join("Cargo.toml"))?;
         write_if_other(&copy.join(&path).join("Cargo.toml"), &without_tests(&manifest))?;
     }
     let manifest = read(&root.join("Cargo.toml"))?;
-    let members: Vec<String> = CRATES.iter().map(|name| format!("\"crates/{name}\"")).collect();
+    let members: Vec<String> = crates.iter().map(|path| format!("\"{path}\"")).collect();
     let lines = manifest.lines().filter(|line| !line.starts_with("default-members"));
     let lines = lines.map(|line| match line.starts_with("members") {
         true => format!("members = [{}]", members.join(", ")),
         false => line.to_owned(),
     });
     write_if_other(&copy.join("Cargo.toml"), &(lines.collect::<Vec<_>>().join("\n") + "\n"))?;
-    let lock = copy.join("Cargo.lock");
-    if !lock.exists() {
-        write_if_other(&lock, &read(&root.join("Cargo.lock"))?)?;
+    // Cargo takes out of it what the copy does not have, so that it is never the same again.
+    let (lock, whole) = (copy.join("Cargo.lock"), copy.join("Cargo.lock.whole"));
+    let known = read(&root.join("Cargo.lock"))?;
+    if !fs::read_to_string(&whole).is_ok_and(|before| before == known) {
+        write_if_other(&lock, &known)?;
+        write_if_other(&whole, &known)?;
     }
     Ok(())
 }
@@ -137,7 +202,7 @@ fn copy_tree(from: &Path, to: &Path, budget: &mut u64) -> anyhow::Result<()> {
         let (path, target) = entry.map(|entry| (entry.path(), to.join(entry.file_name())))?;
         if path.is_dir() {
             copy_tree(&path, &target, budget)?;
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
+        } else if path.extension().is_some_and(|extension| extension == "rs" || extension == "proto") {
             let text = read(&path)?;
             *budget =
                 budget.checked_sub(text.len() as u64).context("the sources are larger than they can be")?;
@@ -196,10 +261,10 @@ fn replace_once(path: &Path, old: &str, new: &str) -> anyhow::Result<()> {
 }
 
 /// Builds the copy and runs its seeds.
-fn simulate(copy: &Path, build: &Path, seeds: u64) -> anyhow::Result<Outcome> {
+fn simulate(which: Which, copy: &Path, build: &Path, seeds: u64) -> anyhow::Result<Outcome> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let built = Command::new(&cargo)
-        .args(["build", "--release", "--offline", "--quiet", "-p", "spotq-sim", "--example", "seeds"])
+        .args(["build", "--release", "--offline", "--quiet", "-p", which.package(), "--example", "seeds"])
         .current_dir(copy)
         .env("CARGO_TARGET_DIR", build)
         // Only one crate changes from one mutation to the next.

@@ -198,7 +198,53 @@ fn is_lasting(error: &CheckpointError) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::sync::Mutex;
+    use std::time::UNIX_EPOCH;
+
+    use spotq_checkpoint::JobKey;
+    use spotq_model::{CheckpointSpec, Generation, JobId, Profile, Span, TaskId};
+
     use super::*;
+    use crate::progress::Progress;
+    use crate::saves::{Quiet, Saves};
+    use crate::surroundings::Node;
+    use crate::uploads::StoreAddress;
+
+    #[tokio::test]
+    async fn how_long_a_cut_off_save_lies_there_after_its_commands_end_says_nothing() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("ckpt");
+        std::fs::create_dir(&dir).unwrap();
+        std::fs::write(dir.join("model"), "half of it").unwrap();
+        let hour_ago = Timestamp(now().0 - 3_600_000);
+        for path in [dir.join("model"), dir.clone()] {
+            let times = UNIX_EPOCH + Duration::from_millis(hour_ago.0);
+            File::open(path).unwrap().set_modified(times).unwrap();
+        }
+        let address = StoreAddress {
+            url: format!("file://{}", root.path().join("store").display()),
+            key: JobKey([7; 32]),
+            newest_step: None,
+            given: Arc::default(),
+        };
+        let spec = CheckpointSpec::default();
+        let uploads = Uploads::open(&Node, &address, Generation(1), &spec, &[], &|_| {}).await.unwrap();
+        let saves = Saves::new(Profile::Generic, Quiet::default(), None).unwrap();
+        let progress = Progress::new(&root.path().join("progress"));
+        let id = AttemptId { task: TaskId::only(JobId(1)), generation: Generation(1) };
+        let (tell, mut told) = mpsc::channel(4);
+        let push = Push {
+            uploads: Arc::new(uploads),
+            dir,
+            seen: Arc::new(Mutex::new(observe::Seen { saves, progress, not_before: None })),
+            reporter: Reporter { id, tell },
+        };
+        push.last(Pace::Broken, hour_ago + Span::millis(50)).await.unwrap();
+        assert!(told.try_recv().is_err(), "it was killed while it wrote");
+        push.last(Pace::Broken, hour_ago + Span::secs(5)).await.unwrap();
+        assert!(matches!(told.try_recv().unwrap().what, v1::report::What::Committed(_)), "it was at rest");
+    }
 
     #[test]
     fn what_trying_again_cannot_mend_is_told_from_what_may_pass() {
