@@ -149,7 +149,7 @@ fn name_of(path: &Path) -> String {
 fn copy_sources(root: &Path, crates: &[&str], copy: &Path) -> anyhow::Result<()> {
     let mut budget = COPY_BYTES_MAX;
     for path in crates {
-        copy_tree(&root.join(&path).join("src"), &copy.join(&path).join("src"), &mut budget)?;
+        copy_tree(&root.join(path).join("src"), &copy.join(path).join("src"), &mut budget)?;
         // Beside its sources a crate may have examples, a build script and files of a wire format.
         for beside in ["examples", "spotq"] {
             if root.join(path).join(beside).is_dir() {
@@ -159,8 +159,8 @@ fn copy_sources(root: &Path, crates: &[&str], copy: &Path) -> anyhow::Result<()>
         if root.join(path).join("build.rs").exists() {
             write_if_other(&copy.join(path).join("build.rs"), &read(&root.join(path).join("build.rs"))?)?;
         }
-        let manifest = read(&root.join(&path).join("Cargo.toml"))?;
-        write_if_other(&copy.join(&path).join("Cargo.toml"), &without_tests(&manifest))?;
+        let manifest = read(&root.join(path).join("Cargo.toml"))?;
+        write_if_other(&copy.join(path).join("Cargo.toml"), &without_tests(&manifest))?;
     }
     let manifest = read(&root.join("Cargo.toml"))?;
     let members: Vec<String> = crates.iter().map(|path| format!("\"{path}\"")).collect();
