@@ -40,7 +40,7 @@ pub fn explain(
         .map(|offer| PoolVerdict {
             pool: offer.pool.clone(),
             quote: offer.quote.clone(),
-            verdict: verdict(&input, p, spec, offer),
+            verdict: verdict(p, spec, offer, input.cooling(&offer.pool)),
         })
         .collect();
     pools.sort_by(|a, b| match (&a.verdict, &b.verdict) {

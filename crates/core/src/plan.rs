@@ -32,6 +32,16 @@ pub struct PlanInput<'a> {
     pub next_node: NodeId,
 }
 
+impl PlanInput<'_> {
+    /// The cool-down that holds for `pool` the longest.
+    pub(crate) fn cooling(&self, pool: &Pool) -> Option<&CoolDown> {
+        self.cool_downs.iter().filter(|cool| cool.scope.covers(pool)).max_by_key(|cool| cool.until)
+    }
+}
+
+/// An offer that has a price, and the cool-down of its pool.
+type Priced<'a> = (&'a Offer, Option<&'a CoolDown>);
+
 /// A task that waits.
 #[derive(Debug, Clone)]
 pub struct Waiting {
@@ -169,13 +179,16 @@ pub fn plan(input: &PlanInput<'_>, p: &Policies) -> Plan {
     let mut taken = BTreeSet::new();
     let mut next_node = input.next_node;
     let mut live = input.nodes_live;
+    // An offer without a price says nothing yet.
+    let priced = input.offers.iter().filter(|offer| offer.quote.price > UsdPerHour::default());
+    let market: Vec<Priced<'_>> = priced.map(|offer| (offer, input.cooling(&offer.pool))).collect();
     for waiting in &input.waiting {
         if let Some(wait) = must_wait(input, waiting) {
             plan.report.insert(waiting.task, wait);
             continue;
         }
         let (task, generation) = (waiting.task, waiting.next_generation);
-        let offer = best_offer(input, p, waiting);
+        let offer = best_offer(input, p, waiting, &market);
         let free = best_free_node(input, p, waiting, &taken);
         if let Some((_, node)) =
             free.filter(|(score, _)| is_worth_it(score, offer.as_ref().ok(), live < p.nodes_max))
@@ -270,36 +283,33 @@ fn is_worth_it(free: &Score, offer: Option<&(Score, &Offer)>, may_launch: bool) 
 }
 
 fn best_offer<'a>(
-    input: &PlanInput<'a>,
+    input: &PlanInput<'_>,
     p: &Policies,
     waiting: &Waiting,
+    market: &[Priced<'a>],
 ) -> Result<(Score, &'a Offer), (WaitReason, Timestamp)> {
-    // An offer without a price says nothing yet.
-    let priced = input.offers.iter().filter(|offer| offer.quote.price > UsdPerHour::default());
-    let verdicts = priced.map(|offer| (offer, verdict(input, p, &waiting.spec, offer)));
     let mut refusals = Vec::new();
     let mut best: Option<(Score, &'a Offer)> = None;
-    for (offer, verdict) in verdicts {
+    for (offer, cooling) in market {
         let is_better = |score, (known, than): (Score, &Offer)| (score, &offer.pool) < (known, &than.pool);
-        match verdict {
+        match verdict(p, &waiting.spec, offer, *cooling) {
             Ok(score) if best.is_none_or(|best| is_better(score, best)) => best = Some((score, offer)),
             Ok(_) => {}
-            Err(why) => refusals.push((why, offer)),
+            Err(why) => refusals.push((why, *offer)),
         }
     }
     best.ok_or_else(|| why_none(input, &refusals))
 }
 
-/// What the planner thinks of one offer for one job.
+/// What the planner thinks of one offer for one job, while its pool is cooling down or not.
 pub(crate) fn verdict(
-    input: &PlanInput<'_>,
     p: &Policies,
     spec: &JobSpec,
     offer: &Offer,
+    cooling: Option<&CoolDown>,
 ) -> Result<Score, WhyNot> {
     let score = score(spec, offer, p.restart_overhead)?;
-    let cooling = input.cool_downs.iter().filter(|cool| cool.scope.covers(&offer.pool));
-    match cooling.max_by_key(|cool| cool.until) {
+    match cooling {
         Some(cool) => {
             Err(WhyNot::CoolingDown { kind: cool.kind, until: cool.until, message: cool.message.clone() })
         }

@@ -25,18 +25,17 @@ impl World {
         let owed = due(&core.c, self.clock(who.0));
         let keys: Vec<Key> = owed.iter().map(Effect::key).collect();
         core.flights.retain(|key, flight| flight.busy || keys.contains(key));
-        for effect in owed {
+        for (effect, key) in owed.into_iter().zip(keys) {
             let t = self.t;
-            let flight =
-                core.flights.entry(effect.key()).or_insert(Flight { busy: false, not_before: t, tries: 0 });
+            let flight = core.flights.entry(key).or_insert(Flight { busy: false, not_before: t, tries: 0 });
             if flight.busy || flight.not_before > t {
                 continue;
             }
             flight.tries += 1;
             let again = (CALL_AGAIN << (flight.tries.min(8) - 1)).min(CALL_AGAIN_MAX);
             self.may_crash(Count::CrashBetweenEffects)?;
-            let told = self.start(who, core, effect.clone());
-            if let Some(flight) = core.flights.get_mut(&effect.key()) {
+            let told = self.start(who, core, effect);
+            if let Some(flight) = core.flights.get_mut(&key) {
                 (flight.busy, flight.not_before) = match told {
                     None => (true, t + again),
                     Some(true) => (false, t + TELL_AGAIN),

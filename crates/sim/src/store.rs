@@ -36,6 +36,13 @@ struct Pending {
     at: u64,
 }
 
+impl Store {
+    /// With room for so many events.
+    pub(crate) fn new(events: usize) -> Store {
+        Store { log: Vec::with_capacity(events), ..Store::default() }
+    }
+}
+
 /// Why an append was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refused {

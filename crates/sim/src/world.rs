@@ -95,6 +95,9 @@ pub(crate) struct World {
     pub trace: Trace,
 }
 
+/// What becomes durable in the life of a job, roughly: the log is not to be copied as it grows.
+const EVENTS_OF_A_JOB: usize = 32;
+
 /// What is going to happen, by time and then in the order in which it was caused.
 #[derive(Debug, Default)]
 struct ToCome {
@@ -136,7 +139,7 @@ impl World {
             next: 0,
             calm: false,
             calm_from: u64::MAX,
-            store: Store::default(),
+            store: Store::new(EVENTS_OF_A_JOB * options.jobs as usize),
             procs,
             leader: 0,
             conns: Vec::new(),
