@@ -14,6 +14,7 @@ use tonic::body::Body;
 use tonic::{Code, Status};
 use tower::{Layer, Service};
 
+use super::lasting::while_known;
 use super::table::{Rule, is_audited, rule};
 use super::tls::{Peer, Security};
 use super::users::{Role, Users};
@@ -85,15 +86,19 @@ where
         }
         // Health and reflection have no handler of ours that would look.
         let Some(method) = method else { return Box::pin(self.inner.call(request)) };
+        let user = who.name().and_then(|name| security.users().named(name).cloned());
         let about = Arc::new(AtomicU64::new(0));
         request.extensions_mut().insert(Caller::new(who.clone(), method, about.clone()));
         let answer = self.inner.call(request);
         Box::pin(async move {
-            let response = answer.await?;
+            let mut response = answer.await?;
             let outcome = outcome(&response);
             if is_audited(method) || outcome == Outcome::Denied {
                 let about = about.load(Ordering::Relaxed);
                 security.audit.note(Entry::new(&who, peer, path, about, outcome));
+            }
+            if let Some(user) = user {
+                response = response.map(|body| while_known(body, security, user));
             }
             Ok(response)
         })

@@ -4,6 +4,7 @@
 //! that finds no caller refuses by itself. Never logs a token, and compares secrets in constant time only.
 
 mod caller;
+mod lasting;
 mod layer;
 mod limits;
 mod table;

@@ -202,6 +202,12 @@ impl Users {
         Ok(())
     }
 
+    /// The user of this name.
+    #[must_use]
+    pub fn named(&self, name: &str) -> Option<&User> {
+        self.all.iter().find(|user| user.name == name)
+    }
+
     /// Whose token this is. Looks at all users, so that the time says nothing about who exists.
     #[must_use]
     pub fn by_token(&self, token: &str) -> Option<&User> {

@@ -286,6 +286,39 @@ async fn a_method_that_is_none_is_refused_and_a_probe_is_answered() {
 }
 
 #[tokio::test]
+async fn a_stream_ends_when_its_user_is_removed_and_goes_on_when_another_is() {
+    let secured = Secured::start("stream").await;
+    let job = secured.held_job().await;
+    let data = secured.world.config().data_dir;
+    let watch = async |who| {
+        let mut jobs = v1::jobs_client::JobsClient::new(secured.line(who).await);
+        let mut stream =
+            jobs.watch(v1::JobRequest { job_id: job.0, task_index: 0 }).await.unwrap().into_inner();
+        stream.message().await.unwrap().expect("how it is now");
+        stream
+    };
+    let (mut hers, mut ours) = (watch(Who::Owner).await, watch(Who::Operator).await);
+    let mut users = Users::load(&data, &secret()).unwrap();
+    users.remove("ada").unwrap();
+    users.save(&data).unwrap();
+    secured.security.reload().unwrap();
+    /// Reads on, past what is no news; `true` at the end of the job.
+    async fn to_the_end(stream: &mut Streaming<v1::JobView>) -> Result<bool, Code> {
+        while let Some(view) = stream.message().await.map_err(|status| status.code())? {
+            if view.phase == "done" {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+    let ended = tokio::time::timeout(DEADLINE, to_the_end(&mut hers)).await.expect("it ends");
+    assert_eq!(ended, Err(Code::Unauthenticated));
+    call(Method::JobsCancel, secured.line(Who::Operator).await, job).await.unwrap();
+    let news = tokio::time::timeout(DEADLINE, to_the_end(&mut ours)).await.expect("the other stream lives");
+    assert_eq!(news, Ok(true));
+}
+
+#[tokio::test]
 async fn a_scheduler_of_another_ca_is_not_talked_to_and_plain_text_gets_no_answer() {
     let secured = Secured::start("ca").await;
     let other = World::new("other-ca");
