@@ -11,9 +11,9 @@ use spotq_core::{
     Cluster, Phase, Policies, apply, decide, due, invariants, owes_effects, plan, plan_input, wakes_planner,
 };
 use spotq_model::{
-    AttemptEnd, Checkpoint, Cloud, EffectKey, EndWhy, Event, Exit, Fact, Generation, GoneCause, HoldReason,
-    Input, InstanceId, InstanceSeen, JobId, JobSpec, LaunchAnswer, NodeId, Offer, Outcome, Progress, Refusal,
-    RefusalKind, Report, Scope, Span, StopWhy, TaskId, Timestamp, WaitReason,
+    AttemptEnd, Checkpoint, Cloud, Effect, EffectKey, EndWhy, Event, Exit, Fact, Generation, GoneCause,
+    HoldReason, Input, InstanceId, InstanceSeen, JobId, JobSpec, LaunchAnswer, NodeId, Offer, Outcome,
+    Progress, Refusal, RefusalKind, Report, Scope, Span, StopWhy, TaskId, Timestamp, WaitReason,
 };
 use spotq_testkit::{job, offer};
 
@@ -34,6 +34,8 @@ const NEW: NodeId = NodeId(6);
 const POOL: &str = "aws/us-east-1/us-east-1a/t4/spot";
 const NOTICE_DEADLINE: Timestamp = Timestamp(500_000);
 const LATER: Timestamp = Timestamp(900_000);
+/// When every node reaches its age.
+const EXPIRES: Timestamp = Timestamp(9_000_000);
 
 /// The situations that a task can be in: the phases, some of them in more than one way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -254,6 +256,55 @@ fn facts_after_which_more_is_owed_interrupt_the_flow_of_appends_and_the_frequent
         );
         assert!(!frequent || !owes_effects(fact), "{fact:?}");
     }
+}
+
+#[test]
+fn what_the_world_owes_follows_from_the_state_of_each_node() {
+    let (task, generation, node) = (TASK, CURRENT, MINE);
+    let stop = || Fact::StopAsked { task, generation, why: StopWhy::Cancel, deadline: LATER };
+    let notice = || Fact::NodeNoticed { node, deadline: NOTICE_DEADLINE, source: "imds".into() };
+    let (instance, quote) = (InstanceId("i-1".into()), offer(POOL, "0.31").build().quote);
+    let launched =
+        || Fact::NodeLaunched { node, instance: instance.clone(), quote: quote.clone(), billed_from: None };
+    let ending = |node| Fact::NodeEnding { node, why: EndWhy::Idle };
+    // The idle node is to be rehearsed on, the one that was asked for is to be launched; this comes on top of that.
+    let cases: [(At, Vec<Fact>, &[&str]); 14] = [
+        (At::Pending, vec![], &["drill 2", "launch 3"]),
+        (At::Asked, vec![], &["launch 1", "drill 2", "launch 3"]),
+        (At::Asked, vec![launched()], &["drill 2", "launch 3"]),
+        (At::Asked, vec![launched(), Fact::NodeJoined { node }], &["grant 1", "drill 2", "launch 3"]),
+        (At::Granted, vec![], &["grant 1", "drill 2", "launch 3"]),
+        (At::Granted, vec![notice()], &["drill 2", "launch 3"]),
+        (At::Granted, vec![stop()], &["stop 1", "drill 2", "launch 3"]),
+        (At::Restoring, vec![], &["drill 2", "launch 3"]),
+        (At::Running, vec![], &["drill 2", "launch 3"]),
+        (At::Running, vec![stop()], &["stop 1", "drill 2", "launch 3"]),
+        (At::Draining, vec![], &["drill 2", "launch 3"]),
+        (At::Done, vec![ending(MINE)], &["terminate 1", "drill 2", "launch 3"]),
+        (At::Done, vec![ending(REQUESTED)], &["drill 2"]),
+        (At::Done, vec![Fact::DrillAnswered { node: IDLE, error: None }], &["launch 3"]),
+    ];
+    for (at, facts, owed) in cases {
+        let mut c = cluster_at(at);
+        for fact in facts {
+            apply(&mut c, &Event { at: Timestamp(0), fact }).unwrap();
+        }
+        assert_eq!(owed_at(&c, c.now), owed, "at {at:?}");
+    }
+    let c = cluster_at(At::Pending);
+    assert_eq!(owed_at(&c, EXPIRES - Span(1)), ["drill 2", "launch 3"]);
+    assert_eq!(owed_at(&c, EXPIRES), ["drill 2"], "a late launch would only be ended again");
+}
+
+fn owed_at(c: &Cluster, now: Timestamp) -> Vec<String> {
+    let told = due(c, now).into_iter().map(|effect| match effect {
+        Effect::Launch { node, .. } => format!("launch {node}"),
+        Effect::Terminate { node, .. } => format!("terminate {node}"),
+        Effect::Drill { node, .. } => format!("drill {node}"),
+        Effect::Grant { node, .. } => format!("grant {node}"),
+        Effect::Stop { node, .. } => format!("stop {node}"),
+    });
+    told.collect()
 }
 
 #[test]
@@ -674,7 +725,7 @@ impl Feed {
     /// `steps`: 0 asked for, 1 launched, 2 joined.
     fn node(&mut self, node: NodeId, steps: usize) {
         let Offer { pool, shape, quote, .. } = offer(POOL, "0.31").build();
-        let (key, expires_at) = (EffectKey(format!("k{node}")), Timestamp(9_000_000));
+        let (key, expires_at) = (EffectKey(format!("k{node}")), EXPIRES);
         self.fact(Fact::NodeRequested { node, key, pool, shape, quote: quote.clone(), expires_at });
         let instance = InstanceId(format!("i-{node}"));
         let rest =
