@@ -54,6 +54,7 @@ fn of_holder(c: &Cluster, node: &Node) -> Option<Effect> {
     })
 }
 
+/// Facts that may make an effect due. The others, of which there are many, must not interrupt the flow of appends.
 #[must_use]
 pub fn owes_effects(fact: &Fact) -> bool {
     !matches!(

@@ -178,7 +178,7 @@ fn the_node_limit_holds_for_new_nodes_alone() {
     let jobs = [job("a"), job("b"), job("c")];
     let plan = planned(&jobs, &[at(SPOT, "0.3")], &policies);
     assert_eq!(plan.moves.len(), 2);
-    assert_eq!(plan.report[&task(3)].0, WaitReason::NodeLimit { limit: 2 });
+    assert_eq!(plan.report[&task(3)], (WaitReason::NodeLimit { limit: 2 }, SOON));
     let mut full = input(&jobs[..1]);
     let offers = [at(SPOT, "0.3")];
     (full.offers, full.nodes_live, full.free_nodes) = (&offers, 2, vec![free(1, SPOT, "0.3")]);
@@ -328,6 +328,16 @@ fn a_return_to_on_demand_is_a_warning_and_no_more() {
     let plan = plan(&input, &Policies::default());
     let notes = lint(&input, &plan);
     assert_eq!(notes.iter().map(|note| note.severity).collect::<Vec<_>>(), [Severity::Warning], "{notes:?}");
+    // Once it has had an attempt, it is placed there all the same.
+    let mut c = waiting(&[job("a")]);
+    for event in decide(&c, &Policies::default(), NOW, &Input::Plan { offers: offers.to_vec() }) {
+        apply(&mut c, &event).unwrap();
+    }
+    let (task, end) = (task(1), spotq_model::AttemptEnd::Requeued);
+    fact(&mut c, Fact::AttemptEnded { task, generation: Generation(1), end, exit: None, floor: None });
+    fact(&mut c, Fact::NodeEnding { node: NodeId(1), why: spotq_model::EndWhy::Unneeded });
+    let again = decide(&c, &Policies::default(), NOW, &Input::Plan { offers: offers.to_vec() });
+    assert!(matches!(again[0].fact, Fact::NodeRequested { .. }), "{again:?}");
 }
 
 #[test]
