@@ -259,6 +259,22 @@ fn facts_after_which_more_is_owed_interrupt_the_flow_of_appends_and_the_frequent
 }
 
 #[test]
+fn one_stop_is_asked_for_and_only_a_cancel_overrides_another() {
+    let mut c = cluster_at(At::Running);
+    let asks = [
+        (StopWhy::Requeue, true),
+        (StopWhy::TimeLimit, false),
+        (StopWhy::Cancel, true),
+        (StopWhy::Cancel, false),
+        (StopWhy::Requeue, false),
+    ];
+    for (why, fits) in asks {
+        let fact = Fact::StopAsked { task: TASK, generation: CURRENT, why, deadline: LATER };
+        assert_eq!(apply(&mut c, &Event { at: LATER, fact }).is_ok(), fits, "{why:?}");
+    }
+}
+
+#[test]
 fn what_the_world_owes_follows_from_the_state_of_each_node() {
     let (task, generation, node) = (TASK, CURRENT, MINE);
     let stop = || Fact::StopAsked { task, generation, why: StopWhy::Cancel, deadline: LATER };
