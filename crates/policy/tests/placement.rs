@@ -1,6 +1,6 @@
 //! Which pools will do for a job, what is said of the others, and which pool is better.
 
-use spotq_model::{Choice, Cloud, JobSpec, Offer, PlacementPolicy, Span};
+use spotq_model::{Choice, Cloud, JobSpec, Offer, PlacementPolicy, RefusalKind, Span, Timestamp};
 use spotq_policy::{WhyNot, eligible, score};
 use spotq_testkit::{job, offer};
 
@@ -23,6 +23,7 @@ fn each_wish_is_checked_and_named() {
         ),
         (Choice { cpus_min: 4, ..Choice::default() }, None),
         (Choice { cpus_min: 5, ..Choice::default() }, Some(WhyNot::TooFewCpus { wanted: 5, has: 4 })),
+        (Choice { memory_gib_min: 16, ..Choice::default() }, None),
         (
             Choice { memory_gib_min: 17, ..Choice::default() },
             Some(WhyNot::TooLittleMemory { wanted_gib: 17, has_gib: 16 }),
@@ -37,6 +38,31 @@ fn each_wish_is_checked_and_named() {
     ];
     for (choice, why) in cases {
         assert_eq!(eligible(&wanting(vec![choice.clone()]), &node).err(), why, "{choice:?}");
+    }
+}
+
+#[test]
+fn each_refusal_says_what_is_wanted_and_what_there_is() {
+    let limit = "0.3".parse().unwrap();
+    let rests = WhyNot::CoolingDown {
+        kind: RefusalKind::QuotaExceeded,
+        until: Timestamp(1),
+        message: "8 of 8 in use".into(),
+    };
+    let told = [
+        (WhyNot::OtherAccelerator { wanted: "H100".into() }, "has no H100"),
+        (WhyNot::TooFewAccelerators { wanted: 2, has: 1 }, "has 1 accelerators, 2 wanted"),
+        (WhyNot::TooFewCpus { wanted: 5, has: 4 }, "has 4 CPUs, 5 wanted"),
+        (WhyNot::TooLittleMemory { wanted_gib: 17, has_gib: 16 }, "has 16 GiB of memory, 17 wanted"),
+        (elsewhere("us-west-2"), "not in us-west-2"),
+        (WhyNot::OtherInstanceType { wanted: "p5".into() }, "not a p5"),
+        (WhyNot::MarketByPolicy { policy: "spot-only".into() }, "not with `policy: spot-only`"),
+        (WhyNot::TooExpensive { limit }, "above `max_hourly_cost` of $0.3000/h"),
+        (WhyNot::SpotNotWorthIt, "spot costs as much as on-demand"),
+        (rests, "refused lately, quota exceeded: 8 of 8 in use"),
+    ];
+    for (why, text) in told {
+        assert_eq!(why.to_string(), text);
     }
 }
 
