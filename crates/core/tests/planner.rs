@@ -491,6 +491,35 @@ fn explain_orders_the_pools_and_names_each_reason() {
     assert_eq!(explain(&c, &Policies::default(), NOW, &offers, task(2)), None);
 }
 
+#[test]
+fn a_waiting_task_is_told_when_the_planner_looks_again_and_what_would_help() {
+    let limit = "1".parse().unwrap();
+    let cases = [
+        (WaitReason::Queued, ""),
+        (WaitReason::NoOffers, ""),
+        (
+            WaitReason::NoSuchPool { hint: "none".into() },
+            "; change `resources:` to something on `spotq offers`",
+        ),
+        (
+            WaitReason::TooExpensive { cheapest: limit },
+            "; a higher `max_hourly_cost` or a lower price would let it start",
+        ),
+        (WaitReason::SpotNotWorthIt, "; `policy: spot-first` would take on-demand meanwhile"),
+        (WaitReason::NodeLimit { limit: 1 }, "; it starts when another node ends"),
+    ];
+    for (reason, hint) in cases {
+        let mut c = waiting(&[job("a")]);
+        let (task, next_try) = (task(1), NOW + Span::secs(60));
+        fact(&mut c, Fact::TaskWaits { task, reason: reason.clone(), next_try });
+        for (now, when) in [(NOW, format!("in {}", Span::secs(60))), (next_try, "at once".to_owned())] {
+            let told = explain(&c, &Policies::default(), now, &[], task).unwrap();
+            assert_eq!(told.headline, format!("waits: {reason}"));
+            assert_eq!(told.next, format!("the planner looks again {when}{hint}"));
+        }
+    }
+}
+
 /// What a launch says, to be changed by a test.
 struct Launch<'a> {
     generation: &'a mut Generation,
