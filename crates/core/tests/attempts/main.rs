@@ -7,7 +7,9 @@ mod time;
 
 use std::sync::Arc;
 
-use spotq_core::{Attempt, Cluster, Loss, NodeState, Phase, Policies, Stop, apply, classify, decide};
+use spotq_core::{
+    Attempt, Cluster, Loss, NodeState, Phase, Policies, Stop, apply, classify, decide, is_current,
+};
 use spotq_model::{
     AttemptEnd, Checkpoint, EffectKey, EndWhy, Event, Exit, Fact, Generation, GoneCause, Input, InstanceId,
     InstanceSeen, JobId, JobSpec, NodeId, Offer, Outcome, Progress, Report, Retry, Span, StopWhy, TaskId,

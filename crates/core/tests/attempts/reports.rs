@@ -148,3 +148,16 @@ fn a_worker_that_comes_back_keeps_what_it_still_holds_and_has_lost_the_rest() {
     joins(&mut world, &[]);
     assert!(matches!(world.phase(), Phase::Provisioning { .. }), "{:?}", world.phase());
 }
+
+/// INV-02: who asks is told whether it still acts for the task.
+#[test]
+fn only_the_node_of_the_attempt_under_way_may_act_for_it() {
+    let mut world = Running::start(job("train"));
+    let current = |world: &Running, node, generation| is_current(&world.c, node, TASK, generation);
+    assert!(current(&world, NODE, FIRST));
+    assert!(!current(&world, NodeId(2), FIRST) && !current(&world, NODE, Generation(0)));
+    world.preempt();
+    assert!(!current(&world, NODE, FIRST));
+    world.run_again(Generation(2));
+    assert!(current(&world, NodeId(2), Generation(2)) && !current(&world, NODE, FIRST));
+}
