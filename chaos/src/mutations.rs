@@ -132,6 +132,13 @@ impl Which {
         }
     }
 
+    fn settings(self) -> &'static [&'static str] {
+        match self {
+            Which::Core => &[],
+            Which::Engine => &["profile.release.opt-level=0", "profile.release.package.\"*\".opt-level=3"],
+        }
+    }
+
     fn usual_seeds(self) -> u64 {
         match self {
             Which::Core => 2000,
@@ -265,6 +272,8 @@ fn simulate(which: Which, copy: &Path, build: &Path, seeds: u64) -> anyhow::Resu
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let built = Command::new(&cargo)
         .args(["build", "--release", "--offline", "--quiet", "-p", which.package(), "--example", "seeds"])
+        // Our own crates are built anew for each mutation, and run for a minute: that is not worth optimising them.
+        .args(which.settings().iter().flat_map(|setting| ["--config", setting]))
         .current_dir(copy)
         .env("CARGO_TARGET_DIR", build)
         // Only one crate changes from one mutation to the next.
