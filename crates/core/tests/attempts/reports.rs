@@ -56,6 +56,49 @@ fn a_restore_is_news_once_and_again_only_when_it_fell_back_further() {
 }
 
 #[test]
+fn what_was_restored_replaces_the_newest_checkpoint_only_where_that_was_damaged() {
+    for (fell_back, newest) in [(0, 1), (1, 5)] {
+        let mut world = Running::start(job("train"));
+        world.report(Report::Committed { checkpoint: checkpoint(1) });
+        world.preempt();
+        world.accept_again(Generation(2));
+        // Committed too, and never heard of.
+        world.report(Report::Restored { from: Some(checkpoint(5)), fell_back });
+        assert_eq!(
+            world.c.task(TASK).unwrap().checkpoint,
+            Some(checkpoint(newest)),
+            "{fell_back} passed over"
+        );
+    }
+}
+
+#[test]
+fn a_restored_checkpoint_is_the_one_that_its_own_attempt_committed() {
+    for (generation, uploaded) in [(FIRST, 7), (Generation(2), 0)] {
+        let mut world = Running::start(job("train"));
+        world.report(Report::Committed { checkpoint: Checkpoint { bytes_uploaded: 7, ..checkpoint(1) } });
+        world.preempt();
+        world.accept_again(Generation(2));
+        // A restore cannot tell how much of it was uploaded.
+        let from = Some(Checkpoint { generation, bytes_uploaded: 0, ..checkpoint(1) });
+        world.report(Report::Restored { from, fell_back: 0 });
+        let resumed = world.c.task(TASK).unwrap().attempts[1].resumed.clone().unwrap();
+        assert_eq!((resumed.generation, resumed.bytes_uploaded), (generation, uploaded));
+    }
+}
+
+#[test]
+fn a_notice_is_news_once_and_again_when_its_deadline_moves() {
+    let mut world = Running::start(job("train"));
+    let at = world.at;
+    for (seconds, news) in [(30, true), (30, false), (60, true), (60, false)] {
+        let deadline = at + Span::secs(seconds);
+        assert_eq!(world.hears(Report::Noticed { deadline, source: "imds".into() }), news, "{seconds} s");
+        assert_eq!(*world.phase(), Phase::Draining { node: NODE, deadline });
+    }
+}
+
+#[test]
 fn a_row_of_losses_ends_with_a_checkpoint_that_is_further() {
     let at = |sequence, step| Checkpoint { step, ..checkpoint(sequence) };
     let cases = [
