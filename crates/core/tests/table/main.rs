@@ -308,6 +308,8 @@ fn what_the_world_owes_follows_from_the_state_of_each_node() {
         assert_eq!(owed_at(&c, c.now), owed, "at {at:?}");
     }
     let c = cluster_at(At::Pending);
+    let answered = |node| decided(&c, &Input::DrillAnswered { node, error: None });
+    assert_eq!((answered(IDLE), answered(MINE)), (vec!["drill_answered".to_owned()], vec![]));
     assert_eq!(owed_at(&c, EXPIRES - Span(1)), ["drill 2", "launch 3"]);
     assert_eq!(owed_at(&c, EXPIRES), ["drill 2"], "a late launch would only be ended again");
 }
