@@ -248,7 +248,9 @@ mod tests {
         {
             assert!(LinkTarget::new(target, depth).is_err(), "{target:?} at depth {depth}");
         }
-        for (target, depth) in [("a", 0), ("..", 1), ("../b/c", 1), ("./a//b", 0), ("./..//x", 1), ("../../x", 2)] {
+        for (target, depth) in
+            [("a", 0), ("..", 1), ("../b/c", 1), ("./a//b", 0), ("./..//x", 1), ("../../x", 2)]
+        {
             assert!(LinkTarget::new(target, depth).is_ok(), "{target:?} at depth {depth}");
         }
     }

@@ -564,6 +564,20 @@ mod tests {
         assert_eq!((state.heads, state.next_checkpoint), (vec![first, second], CheckpointSeq(3)));
     }
 
+    /// INV-02: one number has one winner, and the other one knows that it lost.
+    #[tokio::test(start_paused = true)]
+    async fn of_two_writers_with_the_same_view_the_second_has_lost() {
+        let store = Arc::new(InMemory::new());
+        let [first, second] = [(); 2].map(|()| repository(store.clone(), &"job".into()));
+        let (ours, theirs) =
+            (first.fenced(Generation(1)).await.unwrap(), second.fenced(Generation(1)).await.unwrap());
+        let action = || Action::Retire { checkpoint: CheckpointSeq(1) };
+        let won = first.offer(&ours, Generation(1), action()).await.unwrap();
+        assert!(matches!(won, Offer::Won(LogSeq(2))), "{won:?}");
+        let lost = second.offer(&theirs, Generation(1), action()).await.unwrap();
+        assert!(matches!(lost, Offer::Lost), "{lost:?}");
+    }
+
     #[tokio::test(start_paused = true)]
     async fn what_is_gone_already_is_not_quarantined_again() {
         let dir = files(1, 4);
