@@ -88,6 +88,10 @@ async fn a_full_disk_is_named_on_push_and_on_restore_and_the_old_head_stays() {
     roomy.push(&source, &conformance::request(1, 2), &|_| {}).await.unwrap();
     let error = roomy.restore(&small.join("job"), Generation(1)).await.unwrap_err();
     assert!(matches!(error, CheckpointError::NoSpace { .. }), "{error:?}");
+    assert!(
+        error.to_string().contains("the checkpoint needs"),
+        "it is said before anything is written: {error}"
+    );
     assert!(!small.join("job").exists());
 }
 
