@@ -430,5 +430,9 @@ mod tests {
             assert!(matches!(error, CheckpointError::Invalid { .. }), "{error:?}");
             assert!(error.to_string().contains(bad), "{error}");
         }
+        // It is there, and what is wrong with it is another thing.
+        symlink("round", dir.path().join("round")).unwrap();
+        let error = scan(&dir.path().join("round"), &Selection::default()).unwrap_err();
+        assert!(matches!(error, CheckpointError::Unavailable { .. }), "{error:?}");
     }
 }
