@@ -33,7 +33,7 @@ pub struct MutationsArgs {
     #[arg(long, value_name = "TEXT")]
     pub only: Option<String>,
     /// Seeds within which a bug must be found [default: 2000 of the core simulation, 500 of the engine simulation]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     pub seeds: Option<u64>,
     /// The workspace whose sources are copied [default: the one that this program was built in]
     #[arg(long, value_name = "DIR")]
@@ -43,7 +43,7 @@ pub struct MutationsArgs {
 #[derive(Debug, Clone, clap::Args)]
 pub struct SimArgs {
     /// How many seeds [default: 10000 of `sim`, 500 of `engine-sim`]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     pub seeds: Option<u64>,
     /// The first seed
     #[arg(long, default_value_t = 0, value_name = "SEED")]

@@ -117,14 +117,14 @@ impl Running {
             // How it ended was told already, and a task gives its result once.
             return Ok(());
         }
-        self.main.await.unwrap_or(Ok(()))
+        self.main.await.unwrap_or(Err(StoreError::Stopped))
     }
 
     /// Resolves when the loop ends by itself, which only a broken store makes it do.
     pub async fn failed(&mut self) -> Result<(), StoreError> {
         let ended = (&mut self.main).await;
         self.over = true;
-        ended.unwrap_or(Ok(()))
+        ended.unwrap_or(Err(StoreError::Stopped))
     }
 }
 
@@ -160,8 +160,6 @@ struct Decided {
     records: Vec<Vec<u8>>,
     /// Messages that it came from.
     messages: usize,
-    /// How many of the answers wait for it.
-    answers: usize,
 }
 
 impl Core {
@@ -223,7 +221,9 @@ impl Core {
         if self.decided.records.is_empty() || self.appends.len() >= APPENDS_MAX {
             return None;
         }
-        let in_the_air = self.answers.len() - self.decided.answers;
+        // Answers are in the order of the versions that they saw.
+        let appended = self.cluster.version.0 - self.decided.records.len() as u64;
+        let in_the_air = self.answers.partition_point(|(version, _)| version.0 <= appended);
         Some(if self.effects_wanted {
             Duration::ZERO
         } else {
@@ -243,7 +243,6 @@ impl Core {
                     if let Some(then) = then {
                         let release = then(&self.seen());
                         self.answers.push_back((self.cluster.version, release));
-                        self.decided.answers += 1;
                     }
                 }
                 Msg::Offers(offers) => {

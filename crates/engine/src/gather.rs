@@ -1,4 +1,4 @@
-//! How long messages are gathered before they are decided and made durable together.
+//! How long messages, decided as they come, are gathered before they are made durable together.
 //!
 //! A commit costs the processor and the disk the same for one caller as for a hundred. A caller who was just answered
 //! often comes back at once, so with many of them it pays to wait for a good part of the rest; a caller alone never
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The most messages that are decided together: enough for a thousand callers, few enough to answer soon.
+/// The most messages that are appended together: enough for a thousand callers, few enough to answer soon.
 pub(crate) const BATCH_MAX: usize = 512;
 /// A disk that takes longer than this to commit is waited for anyway, and a person does not notice it.
 const WINDOW_MAX: Duration = Duration::from_millis(5);
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_full_batch_is_decided_however_many_callers_there_are() {
+    async fn a_full_batch_is_appended_however_many_callers_there_are() {
         assert_eq!(after(5000, BATCH_MAX).pause(BATCH_MAX, 5000), Duration::ZERO);
     }
 }

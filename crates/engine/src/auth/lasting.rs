@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt as _;
-use http_body::Frame;
+use http_body::{Body as _, Frame};
 use http_body_util::{BodyStream, StreamBody};
 use tonic::Status;
 use tonic::body::Body;
@@ -17,10 +17,13 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// `body`, until `user` is no longer as it was when the call was let in. A short answer is over before the first look.
 pub(super) fn while_known(body: Body, security: Arc<Security>, user: User) -> Body {
+    if body.is_end_stream() {
+        // An error: its status is in the headers, and there must be nothing after them.
+        return body;
+    }
     let removed = Box::pin(async move {
-        let mut looks = tokio::time::interval(LOOK_EVERY);
         loop {
-            looks.tick().await;
+            tokio::time::sleep(LOOK_EVERY).await;
             if !security.users().all().contains(&user) {
                 return;
             }

@@ -87,6 +87,11 @@ where
         // Health and reflection have no handler of ours that would look.
         let Some(method) = method else { return Box::pin(self.inner.call(request)) };
         let user = who.name().and_then(|name| security.users().named(name).cloned());
+        if who.name().is_some() && user.is_none() {
+            // Removed since it was looked up above.
+            let gone = Status::unauthenticated("this user was removed; log in again with `spotq login`");
+            return Box::pin(std::future::ready(Ok(gone.into_http())));
+        }
         let about = Arc::new(AtomicU64::new(0));
         request.extensions_mut().insert(Caller::new(who.clone(), method, about.clone()));
         let answer = self.inner.call(request);

@@ -57,6 +57,34 @@ async fn answers_wait_until_what_they_saw_is_durable() {
 }
 
 #[tokio::test]
+async fn a_reader_does_not_wait_for_the_submit_that_came_with_it() {
+    let world = World::new("submit-reader");
+    let served = world.start().await;
+    let handle = &served.engine.handle;
+    // Held, since effects would cut the gathering short. From the first commit on messages are gathered.
+    let held = || JobSpec { hold: true, ..job("held") };
+    handle.submit("first".into(), held()).await.unwrap();
+    world.store.hold();
+    let name = |number: usize| (format!("key-{number}"), job("early"));
+    let mut early: Vec<_> = (0..6).map(name).map(|(key, job)| Box::pin(handle.submit(key, job))).collect();
+    for submit in &mut early {
+        assert!(poll!(submit).is_pending());
+    }
+    wait_until_async(DEADLINE, async || world.store.waiting() > 0, "an append").await.unwrap();
+    // With so many in the air, these two are gathered for a while; the first appends become durable meanwhile.
+    let mut reader = Box::pin(handle.query(|seen| seen.cluster.jobs.len()));
+    let mut late = Box::pin(handle.submit("late".into(), held()));
+    assert!(poll!(&mut reader).is_pending() && poll!(&mut late).is_pending());
+    for _ in 0..20 {
+        tokio::task::yield_now().await;
+    }
+    world.store.release();
+    // What it was told is what was in the air before.
+    assert_eq!(reader.await.unwrap(), 7);
+    assert_eq!(late.await.unwrap().job.0, 8);
+}
+
+#[tokio::test]
 async fn each_answer_of_a_slow_store_comes_after_its_record() {
     let world = World::new("submit-slow");
     world.store.slow(Duration::from_millis(10));
