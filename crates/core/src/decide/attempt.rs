@@ -37,7 +37,8 @@ pub(super) fn reported(
             | Phase::Completing { .. }
             | Phase::Done { .. } => Vec::new(),
         },
-        Report::Restored { from, fell_back } if may_start(attempt) => {
+        // Who has committed has restored long before: taken now, it would set aside what was just committed.
+        Report::Restored { from, fell_back } if may_start(attempt) && attempt.committed.is_none() => {
             restored(c, p, now, task, attempt, from.as_ref(), *fell_back)
         }
         Report::Started if may_start(attempt) => {
