@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use spotq_model::{NodeId, TaskId, Timestamp};
+use spotq_model::{NodeId, TaskId, Timestamp, Usd};
 
 use crate::state::{Cluster, Job, Node, NodeState, Phase, QueueKey, Task};
 
@@ -46,6 +46,17 @@ pub fn check_part(c: &Cluster, tasks: &BTreeSet<TaskId>, nodes: &BTreeSet<NodeId
         check_ledger(node, c.now, &mut found);
     }
     found
+}
+
+/// INV-09: what the tasks cost is what their nodes cost while they held them.
+#[must_use]
+pub fn check_spend(c: &Cluster) -> Option<Violation> {
+    let segments = c.nodes.values().flat_map(|node| &node.ledger.segments);
+    let held: Usd = segments.filter(|s| s.holder.is_some()).map(|s| s.amount_at(c.now)).sum();
+    let tasks = c.jobs.values().flat_map(|job| job.tasks.values());
+    let billed: Usd = tasks.map(|task| c.spend(task.id, c.now)).sum();
+    (billed != held)
+        .then(|| Violation { id: "INV-09", text: format!("the tasks cost {billed}, their nodes {held}") })
 }
 
 fn check_task(c: &Cluster, job: &Job, task: &Task, found: &mut Vec<Violation>) {

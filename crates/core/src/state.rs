@@ -149,6 +149,20 @@ impl Phase {
             Phase::Held { .. } | Phase::Pending { .. } | Phase::Done { .. } => None,
         }
     }
+
+    /// A worker has taken the task, and the task is not done.
+    #[must_use]
+    pub fn has_begun(&self) -> bool {
+        match self {
+            Phase::Restoring { .. }
+            | Phase::Running { .. }
+            | Phase::Draining { .. }
+            | Phase::Completing { .. } => true,
+            Phase::Held { .. } | Phase::Pending { .. } | Phase::Provisioning { .. } | Phase::Done { .. } => {
+                false
+            }
+        }
+    }
 }
 
 /// One placement of a task.

@@ -1,16 +1,6 @@
 //! What a run exercised, so that coverage is visible: a fault that never happens proves nothing.
 
-macro_rules! counts {
-    ($($name:ident = $text:literal,)*) => {
-        /// Something that a run counts.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub enum Count { $(#[doc = $text] $name,)* }
-
-        const NAMES: &[&str] = &[$($text,)*];
-    };
-}
-
-counts! {
+spotq_sim::counts! {
     SchedulerCrash = "scheduler crashes",
     Recovery = "recoveries",
     AppendSlow = "appends that took a while",
@@ -63,7 +53,7 @@ counts! {
     TermObeyed = "TERM obeyed by a command",
     Killed = "commands killed",
     Owed = "saves that a notice left time for",
-    Undisturbed = "scheduler losses that training did not notice",
+    RanOn = "commands that ran while a scheduler recovered",
     Completed = "jobs completed",
     Failed = "jobs failed",
     Cancelled = "jobs cancelled",
@@ -73,36 +63,4 @@ counts! {
     OutOfMemory = "jobs out of memory",
     LaunchFailure = "jobs that could not start",
     Event = "events made durable",
-}
-
-/// How often each of them happened.
-#[derive(Debug, Clone)]
-pub struct Counts([u64; NAMES.len()]);
-
-impl Default for Counts {
-    fn default() -> Self {
-        Counts([0; NAMES.len()])
-    }
-}
-
-impl Counts {
-    pub(crate) fn add(&mut self, what: Count) {
-        self.0[what as usize] += 1;
-    }
-
-    /// How often `what` happened.
-    #[must_use]
-    pub fn of(&self, what: Count) -> u64 {
-        self.0[what as usize]
-    }
-
-    /// Takes over the figures of another run.
-    pub fn merge(&mut self, other: &Counts) {
-        self.0.iter_mut().zip(other.0).for_each(|(mine, more)| *mine += more);
-    }
-
-    /// Each figure with its name.
-    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
-        NAMES.iter().copied().zip(self.0)
-    }
 }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use spotq_core::Policies;
 use spotq_model::{
-    CheckpointSpec, Choice, Command, JobSpec, Offer, PlacementPolicy, Profile, Quote, Resources, Retry,
-    Shape, Signal, Span, Timestamp, UsdPerHour,
+    CheckpointSpec, Choice, Command, JobSpec, Offer, PlacementPolicy, Profile, Resources, Retry, Signal,
+    Span, Timestamp,
 };
 use spotq_sim::{Ppm, Rng};
 
@@ -192,24 +192,7 @@ fn offers(rng: &mut Rng) -> Vec<Offer> {
         ("aws/us-east-1/us-east-1a/g4/on-demand", "T4", 1),
         ("gcp/us-central1/us-central1-a/g2/on-demand", "L4", 1),
     ];
-    let offer = |(pool, accelerator, count): (&str, &str, u32)| {
-        let on_demand = UsdPerHour::nanos(900_000_000 + i64::from(count) * 100_000_000);
-        let spot = UsdPerHour::nanos(rng.within(100_000_000, 500_000_000) as i64);
-        let pool: spotq_model::Pool = pool.parse().expect("the pools above are well written");
-        let price = if pool.market == spotq_model::Market::Spot { spot } else { on_demand };
-        Offer {
-            pool,
-            shape: Shape {
-                accelerator: Some(accelerator.into()),
-                accelerator_count: count,
-                cpus: 8,
-                memory_gib: 32,
-            },
-            quote: Quote { price, on_demand, source: "sim".into(), as_of: Timestamp(START) },
-            interruptions_per_hour_ppm: rng.within(0, 300_000),
-        }
-    };
-    POOLS.map(offer).into()
+    spotq_sim::market(rng, &POOLS, Timestamp(START))
 }
 
 fn job(rng: &mut Rng, number: usize, safety_ms: u64) -> JobPlan {

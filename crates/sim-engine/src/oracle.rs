@@ -7,9 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use spotq_checkpoint::{Action, LogEntry};
 use spotq_core::{Cluster, Node, NodeState, Phase, apply, invariants};
 use spotq_engine::decode_record;
-use spotq_model::{
-    AttemptEnd, EndWhy, Event, Fact, Generation, GoneCause, JobId, NodeId, Outcome, TaskId, Usd,
-};
+use spotq_model::{AttemptEnd, EndWhy, Event, Fact, Generation, GoneCause, JobId, NodeId, Outcome, TaskId};
 use spotq_provider::LaunchRequest;
 
 use crate::cloud::Owed;
@@ -79,7 +77,7 @@ impl Oracle {
             inner.violated("INV-01", "a recovery gives another state than what was made durable".into());
         }
         let running = inner.cloud.insts.iter().map(|inst| inst.commands.len()).sum::<usize>();
-        (0..running).for_each(|_| inner.count(Count::Undisturbed));
+        (0..running).for_each(|_| inner.count(Count::RanOn));
     }
 
     /// A user was told of a job (INV-01, INV-04): that is durable, and always the same.
@@ -294,7 +292,9 @@ impl Oracle {
         let ids: Vec<NodeId> = inner.oracle.shadow.nodes.keys().copied().collect();
         ids.into_iter().for_each(|id| check_lifetime(inner, id));
         check_outcomes(inner);
-        check_spend(inner);
+        if let Some(broken) = invariants::check_spend(&inner.oracle.shadow) {
+            inner.violated(broken.id, broken.text);
+        }
     }
 
     /// INV-14: no line of any log says a secret.
@@ -437,18 +437,6 @@ fn check_lifetime(inner: &mut Inner, id: NodeId) {
     let wrong = !inner.clocks_jump() && (start != inst.launched_at || end < gone_at || end > inner.t);
     if !whole || wrong {
         inner.violated("INV-09", text);
-    }
-}
-
-/// INV-09: what the tasks cost is what their nodes cost.
-fn check_spend(inner: &mut Inner) {
-    let c = &inner.oracle.shadow;
-    let segments = c.nodes.values().flat_map(|node| &node.ledger.segments);
-    let held: Usd = segments.filter(|s| s.holder.is_some()).map(|s| s.amount_at(c.now)).sum();
-    let tasks = c.jobs.values().flat_map(|job| job.tasks.values());
-    let billed: Usd = tasks.map(|task| c.spend(task.id, c.now)).sum();
-    if billed != held {
-        inner.violated("INV-09", format!("the tasks cost {billed}, their nodes {held}"));
     }
 }
 

@@ -1,5 +1,7 @@
 //! What a run exercised, so that coverage is visible: a fault that never happens proves nothing.
 
+/// Makes `Count`, one variant for each thing that a run counts, and `Counts`, how often each happened.
+#[macro_export]
 macro_rules! counts {
     ($($name:ident = $text:literal,)*) => {
         /// Something that a run counts.
@@ -7,6 +9,38 @@ macro_rules! counts {
         pub enum Count { $(#[doc = $text] $name,)* }
 
         const NAMES: &[&str] = &[$($text,)*];
+
+        /// How often each of them happened.
+        #[derive(Debug, Clone)]
+        pub struct Counts([u64; NAMES.len()]);
+
+        impl Default for Counts {
+            fn default() -> Self {
+                Counts([0; NAMES.len()])
+            }
+        }
+
+        impl Counts {
+            pub(crate) fn add(&mut self, what: Count) {
+                self.0[what as usize] += 1;
+            }
+
+            /// How often `what` happened.
+            #[must_use]
+            pub fn of(&self, what: Count) -> u64 {
+                self.0[what as usize]
+            }
+
+            /// Takes over the figures of another run.
+            pub fn merge(&mut self, other: &Counts) {
+                self.0.iter_mut().zip(other.0).for_each(|(mine, more)| *mine += more);
+            }
+
+            /// Each figure with its name.
+            pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+                NAMES.iter().copied().zip(self.0)
+            }
+        }
     };
 }
 
@@ -64,7 +98,7 @@ counts! {
     Committed = "checkpoints committed",
     Attempts = "attempts placed",
     DrainSaved = "notices whose save was owed and committed",
-    Undisturbed = "scheduler losses that training did not notice",
+    RanOn = "commands that ran while a scheduler recovered",
     Orphan = "orphans ended",
     Completed = "jobs completed",
     Failed = "jobs failed",
@@ -77,36 +111,4 @@ counts! {
     BudgetExhausted = "jobs out of money",
     FullCheck = "checks of the whole state",
     Event = "events made durable",
-}
-
-/// How often each of them happened.
-#[derive(Debug, Clone)]
-pub struct Counts([u64; NAMES.len()]);
-
-impl Default for Counts {
-    fn default() -> Self {
-        Counts([0; NAMES.len()])
-    }
-}
-
-impl Counts {
-    pub(crate) fn add(&mut self, what: Count) {
-        self.0[what as usize] += 1;
-    }
-
-    /// How often `what` happened.
-    #[must_use]
-    pub fn of(&self, what: Count) -> u64 {
-        self.0[what as usize]
-    }
-
-    /// Takes over the figures of another run.
-    pub fn merge(&mut self, other: &Counts) {
-        self.0.iter_mut().zip(other.0).for_each(|(mine, more)| *mine += more);
-    }
-
-    /// Each figure with its name.
-    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
-        NAMES.iter().copied().zip(self.0)
-    }
 }

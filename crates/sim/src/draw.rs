@@ -197,24 +197,29 @@ fn offers(rng: &mut Rng) -> Vec<Offer> {
         ("gcp/us-central1/us-central1-a/g2/on-demand", "L4", 1),
         ("azure/eastus/eastus-1/nc8/on-demand", "T4", 2),
     ];
-    let offer = |(pool, accelerator, count): (&str, &str, u32)| {
-        let on_demand = UsdPerHour::nanos(900_000_000 + i64::from(count) * 100_000_000);
+    market(rng, &POOLS, Timestamp(START))
+}
+
+/// Prices for pools: each with its accelerator and how many of them a node has. Spot prices are drawn.
+pub fn market(rng: &mut Rng, pools: &[(&str, &str, u32)], as_of: Timestamp) -> Vec<Offer> {
+    let offer = |(pool, accelerator, count): &(&str, &str, u32)| {
+        let on_demand = UsdPerHour::nanos(900_000_000 + i64::from(*count) * 100_000_000);
         let spot = UsdPerHour::nanos(rng.within(100_000_000, 500_000_000) as i64);
-        let pool: spotq_model::Pool = pool.parse().expect("the pools above are well written");
+        let pool: spotq_model::Pool = pool.parse().expect("the pools of a simulation are well written");
         let price = if pool.market == spotq_model::Market::Spot { spot } else { on_demand };
         Offer {
             pool,
             shape: Shape {
-                accelerator: Some(accelerator.into()),
-                accelerator_count: count,
+                accelerator: Some((*accelerator).into()),
+                accelerator_count: *count,
                 cpus: 8,
                 memory_gib: 32,
             },
-            quote: Quote { price, on_demand, source: "sim".into(), as_of: Timestamp(START) },
+            quote: Quote { price, on_demand, source: "sim".into(), as_of },
             interruptions_per_hour_ppm: rng.within(0, 300_000),
         }
     };
-    POOLS.map(offer).into()
+    pools.iter().map(offer).collect()
 }
 
 fn job(rng: &mut Rng, n: u32, safety_ms: u64) -> JobPlan {

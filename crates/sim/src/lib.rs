@@ -22,6 +22,7 @@ mod worker;
 mod world;
 
 pub use counts::{Count, Counts};
+pub use draw::market;
 pub use rng::{Ppm, Rng};
 
 /// How a run is made.

@@ -106,7 +106,7 @@ impl Oracle {
             }
         }
         let running = world.cloud.insts.iter().flat_map(|i| &i.worker.attempts).filter(|a| a.runs()).count();
-        (0..running).for_each(|_| world.counts.add(Count::Undisturbed));
+        (0..running).for_each(|_| world.counts.add(Count::RanOn));
         full_check(world);
     }
 
@@ -254,7 +254,9 @@ impl Oracle {
             }
         }
         check_outcomes(world);
-        check_spend(world);
+        if let Some(broken) = invariants::check_spend(&world.oracle.shadow) {
+            world.violated(broken.id, broken.text);
+        }
         if world.seed.is_multiple_of(DEEP_EVERY) {
             check_text(world);
         }
@@ -495,18 +497,6 @@ fn wrong_bill(world: &World, id: NodeId) -> Option<(&'static str, String)> {
     let expected: Usd =
         pieces.filter_map(|((from, price), end)| Some(price.as_ref()?.cost(end.since(*from)))).sum();
     (total != expected).then(|| ("INV-09", format!("node {id} costs {total}, its events say {expected}")))
-}
-
-/// INV-09: what the tasks cost is what their nodes cost.
-fn check_spend(world: &mut World) {
-    let c = &world.oracle.shadow;
-    let segments = c.nodes.values().flat_map(|node| &node.ledger.segments);
-    let held: Usd = segments.filter(|s| s.holder.is_some()).map(|s| s.amount_at(c.now)).sum();
-    let tasks = c.jobs.values().flat_map(|job| job.tasks.values());
-    let billed: Usd = tasks.map(|task| c.spend(task.id, c.now)).sum();
-    if billed != held {
-        world.violated("INV-09", format!("the tasks cost {billed}, their nodes {held}"));
-    }
 }
 
 /// INV-11: one end for each task, and a cancel that was heard is obeyed.

@@ -96,15 +96,7 @@ pub(super) fn apply_attempt(c: &mut Cluster, at: Timestamp, fact: &Fact) -> Appl
             Ok(())
         }
         Fact::AttemptProgressed { task, generation, progress } => {
-            in_phase(c, *task, |phase| {
-                matches!(
-                    phase,
-                    Phase::Restoring { .. }
-                        | Phase::Running { .. }
-                        | Phase::Draining { .. }
-                        | Phase::Completing { .. }
-                )
-            })?;
+            in_phase(c, *task, Phase::has_begun)?;
             let attempt = attempt_mut(c, *task, *generation)?;
             attempt.progress = Some(*progress);
             attempt.progress_at = Some(at);
@@ -130,15 +122,7 @@ pub(super) fn apply_attempt(c: &mut Cluster, at: Timestamp, fact: &Fact) -> Appl
 }
 
 fn commit(c: &mut Cluster, id: TaskId, generation: Generation, checkpoint: &Checkpoint) -> Applied {
-    in_phase(c, id, |phase| {
-        matches!(
-            phase,
-            Phase::Restoring { .. }
-                | Phase::Running { .. }
-                | Phase::Draining { .. }
-                | Phase::Completing { .. }
-        )
-    })?;
+    in_phase(c, id, Phase::has_begun)?;
     attempt_mut(c, id, generation)?;
     let task = task_mut(c, id)?;
     if task.checkpoint.as_ref().is_some_and(|known| known.log_sequence >= checkpoint.log_sequence) {
@@ -163,16 +147,7 @@ fn ask_stop(
     why: StopWhy,
     deadline: Timestamp,
 ) -> Applied {
-    in_phase(c, id, |phase| {
-        matches!(
-            phase,
-            Phase::Provisioning { .. }
-                | Phase::Restoring { .. }
-                | Phase::Running { .. }
-                | Phase::Draining { .. }
-                | Phase::Completing { .. }
-        )
-    })?;
+    in_phase(c, id, |phase| phase.node().is_some())?;
     let attempt = attempt_mut(c, id, generation)?;
     // A user's cancel overrides every other stop; nothing overrides a cancel.
     if attempt.stop.is_some_and(|stop| stop.why == StopWhy::Cancel || why != StopWhy::Cancel) {

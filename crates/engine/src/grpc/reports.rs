@@ -70,34 +70,5 @@ impl v1::reports_server::Reports for Reports {
 
 /// Node events concern every job: who holds a node is told by the placements.
 fn concerns(fact: &Fact, job: JobId) -> bool {
-    let of_task = |task: &TaskId| task.job == job;
-    match fact {
-        Fact::JobSubmitted { job: id, .. } => *id == job,
-        Fact::TaskHeld { task, .. }
-        | Fact::TaskReleased { task }
-        | Fact::TaskWaits { task, .. }
-        | Fact::AttemptPlaced { task, .. }
-        | Fact::AttemptAccepted { task, .. }
-        | Fact::AttemptRestored { task, .. }
-        | Fact::AttemptStarted { task, .. }
-        | Fact::AttemptProgressed { task, .. }
-        | Fact::CheckpointCommitted { task, .. }
-        | Fact::StopAsked { task, .. }
-        | Fact::AttemptExited { task, .. }
-        | Fact::AttemptEnded { task, .. }
-        | Fact::TaskDone { task, .. } => of_task(task),
-        Fact::NodeRequested { .. }
-        | Fact::NodeLaunched { .. }
-        | Fact::NodeRefused { .. }
-        | Fact::NodeJoined { .. }
-        | Fact::NodeNoticed { .. }
-        | Fact::NoticeWithdrawn { .. }
-        | Fact::NodeEnding { .. }
-        | Fact::NodeGone { .. }
-        | Fact::NodeOrphaned { .. }
-        | Fact::NodeRepriced { .. }
-        | Fact::DrillAsked { .. }
-        | Fact::DrillAnswered { .. }
-        | Fact::PoolCooled { .. } => true,
-    }
+    fact.task().is_none_or(|task| task.job == job)
 }
