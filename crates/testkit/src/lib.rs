@@ -19,7 +19,7 @@ pub use logs::LogChecker;
 pub use processes::Mark;
 pub use relay::Relay;
 pub use seed::{Rng, Seed};
-pub use values::{OfferBuilder, job, offer};
+pub use values::{FACT_KINDS, OfferBuilder, checkpoint, exit, fact_kind, job, offer};
 pub use wait::{TimedOut, wait_for, wait_until, wait_until_async};
 
 use std::path::PathBuf;

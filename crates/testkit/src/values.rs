@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use spotq_model::{
-    CheckpointSpec, Command, JobSpec, Market, Offer, PlacementPolicy, Pool, Quote, Resources, Retry, Shape,
-    Timestamp, UsdPerHour,
+    Checkpoint, CheckpointSpec, Command, Exit, Fact, Generation, JobSpec, Market, Offer, PlacementPolicy,
+    Pool, Quote, Resources, Retry, Shape, Timestamp, UsdPerHour,
 };
 
 /// A job that runs `true` on any node. Change fields by struct update:
@@ -110,6 +110,75 @@ impl OfferBuilder {
     #[must_use]
     pub fn build(self) -> Offer {
         self.offer
+    }
+}
+
+/// A checkpoint that stands at `sequence` in its log, of the tenfold step.
+#[must_use]
+pub fn checkpoint(sequence: u64, generation: Generation, saved_at: Timestamp) -> Checkpoint {
+    Checkpoint {
+        sequence,
+        log_sequence: sequence,
+        generation,
+        step: Some(sequence * 10),
+        bytes_total: 1,
+        bytes_uploaded: 1,
+        saved_at,
+        manifest_hash: "00".into(),
+    }
+}
+
+/// A command that ended by itself with this code.
+#[must_use]
+pub fn exit(code: i32, stopped_at: Timestamp) -> Exit {
+    Exit {
+        exit_code: Some(code),
+        signal: None,
+        out_of_memory: false,
+        launch_error: None,
+        signalled: false,
+        worker_leaving: false,
+        stopped_at,
+        last_progress: None,
+        detail: None,
+    }
+}
+
+/// How many kinds of fact there are.
+pub const FACT_KINDS: usize = 27;
+
+/// Numbers the kinds of fact, below [`FACT_KINDS`]. Exhaustive on purpose: a new one needs a number, and with it a row in
+/// every table of them.
+#[must_use]
+pub fn fact_kind(fact: &Fact) -> usize {
+    match fact {
+        Fact::JobSubmitted { .. } => 0,
+        Fact::TaskHeld { .. } => 1,
+        Fact::TaskReleased { .. } => 2,
+        Fact::TaskWaits { .. } => 3,
+        Fact::AttemptPlaced { .. } => 4,
+        Fact::AttemptAccepted { .. } => 5,
+        Fact::AttemptRestored { .. } => 6,
+        Fact::AttemptStarted { .. } => 7,
+        Fact::AttemptProgressed { .. } => 8,
+        Fact::CheckpointCommitted { .. } => 9,
+        Fact::StopAsked { .. } => 10,
+        Fact::AttemptExited { .. } => 11,
+        Fact::AttemptEnded { .. } => 12,
+        Fact::TaskDone { .. } => 13,
+        Fact::NodeRequested { .. } => 14,
+        Fact::NodeLaunched { .. } => 15,
+        Fact::NodeRefused { .. } => 16,
+        Fact::NodeJoined { .. } => 17,
+        Fact::NodeNoticed { .. } => 18,
+        Fact::NoticeWithdrawn { .. } => 19,
+        Fact::NodeEnding { .. } => 20,
+        Fact::NodeGone { .. } => 21,
+        Fact::NodeOrphaned { .. } => 22,
+        Fact::NodeRepriced { .. } => 23,
+        Fact::DrillAsked { .. } => 24,
+        Fact::DrillAnswered { .. } => 25,
+        Fact::PoolCooled { .. } => 26,
     }
 }
 

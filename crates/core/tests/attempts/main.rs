@@ -124,28 +124,9 @@ impl Running {
 }
 
 fn checkpoint(sequence: u64) -> Checkpoint {
-    Checkpoint {
-        sequence,
-        log_sequence: sequence,
-        generation: FIRST,
-        step: Some(sequence * 10),
-        bytes_total: 1,
-        bytes_uploaded: 1,
-        saved_at: Timestamp(1_000_000),
-        manifest_hash: "00".into(),
-    }
+    spotq_testkit::checkpoint(sequence, FIRST, Timestamp(1_000_000))
 }
 
 fn exit(code: i32) -> Exit {
-    Exit {
-        exit_code: Some(code),
-        signal: None,
-        out_of_memory: false,
-        launch_error: None,
-        signalled: false,
-        worker_leaving: false,
-        stopped_at: Timestamp(1_000_000),
-        last_progress: None,
-        detail: None,
-    }
+    spotq_testkit::exit(code, Timestamp(1_000_000))
 }

@@ -15,7 +15,7 @@ use spotq_model::{
     HoldReason, Input, InstanceId, InstanceSeen, JobId, JobSpec, LaunchAnswer, NodeId, Offer, Outcome,
     Progress, Refusal, RefusalKind, Report, Scope, Span, StopWhy, TaskId, Timestamp, WaitReason,
 };
-use spotq_testkit::{job, offer};
+use spotq_testkit::{FACT_KINDS, fact_kind, job, offer};
 
 const JOB: JobId = JobId(1);
 const TASK: TaskId = TaskId { job: JOB, index: 0 };
@@ -502,41 +502,6 @@ fn node_facts() -> Vec<Row> {
     ]
 }
 
-const FACT_KINDS: usize = 27;
-
-/// Exhaustive on purpose: a new fact needs a number, and with it a row in the table.
-fn fact_kind(fact: &Fact) -> usize {
-    match fact {
-        Fact::JobSubmitted { .. } => 0,
-        Fact::TaskHeld { .. } => 1,
-        Fact::TaskReleased { .. } => 2,
-        Fact::TaskWaits { .. } => 3,
-        Fact::AttemptPlaced { .. } => 4,
-        Fact::AttemptAccepted { .. } => 5,
-        Fact::AttemptRestored { .. } => 6,
-        Fact::AttemptStarted { .. } => 7,
-        Fact::AttemptProgressed { .. } => 8,
-        Fact::CheckpointCommitted { .. } => 9,
-        Fact::StopAsked { .. } => 10,
-        Fact::AttemptExited { .. } => 11,
-        Fact::AttemptEnded { .. } => 12,
-        Fact::TaskDone { .. } => 13,
-        Fact::NodeRequested { .. } => 14,
-        Fact::NodeLaunched { .. } => 15,
-        Fact::NodeRefused { .. } => 16,
-        Fact::NodeJoined { .. } => 17,
-        Fact::NodeNoticed { .. } => 18,
-        Fact::NoticeWithdrawn { .. } => 19,
-        Fact::NodeEnding { .. } => 20,
-        Fact::NodeGone { .. } => 21,
-        Fact::NodeOrphaned { .. } => 22,
-        Fact::NodeRepriced { .. } => 23,
-        Fact::DrillAsked { .. } => 24,
-        Fact::DrillAnswered { .. } => 25,
-        Fact::PoolCooled { .. } => 26,
-    }
-}
-
 const PHASE_KINDS: usize = 8;
 
 fn phase_kind(phase: &Phase) -> usize {
@@ -788,28 +753,9 @@ fn phase(c: &Cluster) -> &Phase {
 }
 
 fn checkpoint(sequence: u64, generation: Generation) -> Checkpoint {
-    Checkpoint {
-        sequence,
-        log_sequence: sequence,
-        generation,
-        step: Some(sequence * 10),
-        bytes_total: 1,
-        bytes_uploaded: 1,
-        saved_at: Timestamp(1),
-        manifest_hash: "00".into(),
-    }
+    spotq_testkit::checkpoint(sequence, generation, Timestamp(1))
 }
 
 fn exit(code: i32) -> Exit {
-    Exit {
-        exit_code: Some(code),
-        signal: None,
-        out_of_memory: false,
-        launch_error: None,
-        signalled: false,
-        worker_leaving: false,
-        stopped_at: Timestamp(1),
-        last_progress: None,
-        detail: None,
-    }
+    spotq_testkit::exit(code, Timestamp(1))
 }

@@ -6,11 +6,11 @@ use spotq_core::{Cluster, apply};
 use spotq_engine::{RecordError, decode_record, encode_event};
 use spotq_model::{Event, Fact, JobId, JobSpec, TaskId, Timestamp, Version};
 use spotq_store::{Store as _, StoreError};
-use spotq_testkit::{job, wait_until_async};
+use spotq_testkit::{FACT_KINDS, fact_kind, job, wait_until_async};
 
 use crate::common::worker::{committed, exited};
 use crate::common::{DEADLINE, World, phase};
-use crate::samples::{KINDS, kind, samples};
+use crate::samples::samples;
 
 /// Written by schema 1 and never to be changed: stores with such lines are read for ever.
 const GOLDEN: &str = include_str!("golden/events-v1.jsonl");
@@ -161,6 +161,6 @@ fn every_event_is_written_and_read_as_it_was_in_schema_1() {
 
 #[test]
 fn there_is_a_sample_of_every_kind_of_event() {
-    let kinds: BTreeSet<usize> = samples().iter().map(|event| kind(&event.fact)).collect();
-    assert_eq!(kinds, (0..KINDS).collect());
+    let kinds: BTreeSet<usize> = samples().iter().map(|event| fact_kind(&event.fact)).collect();
+    assert_eq!(kinds, (0..FACT_KINDS).collect());
 }

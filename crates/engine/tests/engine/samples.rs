@@ -10,42 +10,6 @@ use spotq_model::{
 };
 use spotq_testkit::job;
 
-/// How many kinds of event there are.
-pub const KINDS: usize = 27;
-
-/// Fails to compile when a kind is added, so that it gets its line.
-pub fn kind(fact: &Fact) -> usize {
-    match fact {
-        Fact::JobSubmitted { .. } => 0,
-        Fact::TaskHeld { .. } => 1,
-        Fact::TaskReleased { .. } => 2,
-        Fact::TaskWaits { .. } => 3,
-        Fact::AttemptPlaced { .. } => 4,
-        Fact::AttemptAccepted { .. } => 5,
-        Fact::AttemptRestored { .. } => 6,
-        Fact::AttemptStarted { .. } => 7,
-        Fact::AttemptProgressed { .. } => 8,
-        Fact::CheckpointCommitted { .. } => 9,
-        Fact::StopAsked { .. } => 10,
-        Fact::AttemptExited { .. } => 11,
-        Fact::AttemptEnded { .. } => 12,
-        Fact::TaskDone { .. } => 13,
-        Fact::NodeRequested { .. } => 14,
-        Fact::NodeLaunched { .. } => 15,
-        Fact::NodeRefused { .. } => 16,
-        Fact::NodeJoined { .. } => 17,
-        Fact::NodeNoticed { .. } => 18,
-        Fact::NoticeWithdrawn { .. } => 19,
-        Fact::NodeEnding { .. } => 20,
-        Fact::NodeGone { .. } => 21,
-        Fact::NodeOrphaned { .. } => 22,
-        Fact::NodeRepriced { .. } => 23,
-        Fact::DrillAsked { .. } => 24,
-        Fact::DrillAnswered { .. } => 25,
-        Fact::PoolCooled { .. } => 26,
-    }
-}
-
 /// One of every kind, and one of every value that an event can hold.
 pub fn samples() -> Vec<Event> {
     let facts = task_facts().into_iter().chain(node_facts()).chain(value_facts()).chain(later_facts());
